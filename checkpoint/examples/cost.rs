@@ -1,8 +1,8 @@
 //! Prints what checkpoints cost: `cargo run --release -p checkpoint --example cost [RAM pages]`.
 //!
-//! The pages look like a kernel's: records of a few words with pointers and counters. Most pages of a real
-//! guest change by a few words within a second, as in the rows with changed words. The table's other rows
-//! show the extremes.
+//! The pages look like a kernel's: records of a few words with pointers and counters. Most pages of a real guest
+//! change by a few words within a second. The printed table's rows "words changed" show this case, and the other
+//! rows show the extremes.
 
 use std::fs;
 

@@ -41,8 +41,9 @@ const BATCH_PAGES: usize = 64;
 /// together hold 6 MiB.
 const BATCHES: usize = (6 << 20) / (BATCH_PAGES * PAGE_BYTES) - 2;
 
-/// Checkpoints that are too old are removed together, once there are this many. If a quarter of the other checkpoints
-/// is more than this number, the quarter decides. Every removal copies a file.
+/// The number of too old checkpoints at which the thread removes them all together. If a quarter of the number of
+/// other checkpoints is larger, the thread waits for that many. Every removal copies a file, so single removals
+/// would cost more.
 const PATIENCE: usize = 8;
 
 /// A checkpoint that has been written.
@@ -50,7 +51,7 @@ const PATIENCE: usize = 8;
 pub struct Done {
     /// The store's entry of the checkpoint.
     pub entry: Entry,
-    /// Each disk block that was handed in: the block's number, and the place of its contents.
+    /// Each disk block that the recorder handed in: the block's number, and the place of its contents.
     pub disk: Vec<(u64, PageRef)>,
 }
 
@@ -67,7 +68,8 @@ pub struct BackgroundWriter {
 }
 
 /// Some pages of a checkpoint. `pages` has the space and the number of each page, and whether the page is zero.
-/// `contents` has only the other pages, in the same order. A booting guest fills a third of its pages with zeroes.
+/// `contents` has only the pages that are not zero, in the same order. A booting guest fills a third of its pages
+/// with zeroes.
 struct Batch {
     pages: Vec<(Space, u64, bool)>,
     /// Room for `BATCH_PAGES` pages, which the host allocates at once. Allocating the room page by page would cost more
@@ -126,7 +128,8 @@ struct Shared {
     done: Vec<Done>,
     error: Option<StoreError>,
     full: bool,
-    /// Whether checkpoints could not be written, and the recorder has not asked for their pages yet.
+    /// Whether checkpoints were lost because they could not be written, and the recorder has not asked for their
+    /// pages yet.
     is_lost: bool,
 }
 
@@ -168,8 +171,9 @@ impl BackgroundWriter {
     ///
     /// # Errors
     ///
-    /// If an earlier checkpoint failed, for example because the store has a checkpoint at its position, or the thread
-    /// has ended. A disk on which nothing can be written is not an error: see [`BackgroundWriter::take_lost`].
+    /// If an earlier checkpoint failed, for example because the store already has a checkpoint at its position, or
+    /// if the writer thread has ended. A disk on which nothing can be written causes no error here: see
+    /// [`BackgroundWriter::take_lost`].
     pub fn begin(&mut self, position: u64, time_ns: u64) -> Result<()> {
         self.batch.clear();
         self.send(Message::Begin { position, time_ns })
@@ -186,7 +190,7 @@ impl BackgroundWriter {
         if self.batch.pages.len() == BATCH_PAGES { self.send_batch() } else { Ok(()) }
     }
 
-    /// Completes the current checkpoint and returns at once.
+    /// Completes the current checkpoint, and returns before the thread has written it.
     ///
     /// # Errors
     ///
@@ -228,8 +232,9 @@ impl BackgroundWriter {
         lost.recv().map_err(|_| StoreError::new(self.store.dir(), StoreErrorKind::WriterGone))
     }
 
-    /// Whether a checkpoint did not fit under the policy's cap, even after removing others. From then on all
-    /// checkpoints are ignored without errors, because later checkpoints would lack the changes of this one.
+    /// Whether a checkpoint did not fit under the policy's size limit, even after other checkpoints were removed.
+    /// From then on all checkpoints are ignored without errors, because they would lack the changes of that
+    /// checkpoint.
     pub fn is_full(&self) -> bool {
         lock(&self.shared).full
     }
@@ -249,13 +254,14 @@ impl BackgroundWriter {
         }
     }
 
-    /// As [`BackgroundWriter::close`], at the end of a run. Also removes checkpoints that are too old for a run that
-    /// ended at `end_ns`. During the run, writing a checkpoint removes old checkpoints, but here no further checkpoint
-    /// follows.
+    /// Does the same as [`BackgroundWriter::close`], at the end of a run. Also removes checkpoints that are too old
+    /// for a run that ended at `end_ns`. During the run, the thread removes old checkpoints after it has written a
+    /// checkpoint. No further checkpoint is written here.
     ///
     /// # Errors
     ///
-    /// As [`BackgroundWriter::close`]. A checkpoint that cannot be removed stays.
+    /// As [`BackgroundWriter::close`]. If an old checkpoint cannot be removed, it stays, and the call still
+    /// succeeds.
     pub fn close_at_end(self, end_ns: u64) -> Result<Vec<Done>> {
         let (store, policy) = (self.store.clone(), self.policy);
         let done = self.close()?;
@@ -289,8 +295,8 @@ impl BackgroundWriter {
         let Some(thread) = self.thread.take() else { return };
         if thread.join().is_err() {
             let gone = StoreError::new(self.store.dir(), StoreErrorKind::WriterGone);
-            // If the thread panicked while it held the lock, the lock is poisoned. The next use of the lock then
-            // panics, too.
+            // If the thread panicked while it held the lock, the lock is poisoned, and no error can be stored here.
+            // The next use of the lock then panics.
             if let Ok(mut shared) = self.shared.lock() {
                 shared.error.get_or_insert(gone);
             }
@@ -315,10 +321,11 @@ struct Job<'a> {
 /// The thread's treatment of the checkpoints that the recorder hands in.
 enum Fate {
     Written,
-    /// A checkpoint could not be written. Checkpoints after it would lack its changes, so they are dropped until the
-    /// recorder asks for the lost pages. This set has the pages of all lost checkpoints.
+    /// A checkpoint could not be written. Later checkpoints would lack its changes, so the thread drops them until
+    /// the recorder asks for the lost pages. This set has the pages of all lost checkpoints.
     Lost(BTreeSet<(Space, u64)>),
-    /// No more checkpoints will be written. The channel is still emptied, so that the recorder does not wait.
+    /// The thread will write no more checkpoints. The thread still empties the channel, so that the recorder does
+    /// not wait.
     Over,
 }
 
@@ -348,7 +355,7 @@ impl Worker<'_> {
     fn work(&mut self, message: Message) -> Result<()> {
         match message {
             Message::Begin { position, time_ns } => {
-                // Drop an unfinished checkpoint first: there can be only one writer.
+                // Drop an unfinished checkpoint before beginning the next: the store has only one writer at a time.
                 self.job = None;
                 if matches!(self.fate, Fate::Written) {
                     let draft = self.store.draft(position, time_ns, Some(*self.policy))?;
@@ -380,7 +387,7 @@ impl Worker<'_> {
                     self.fate = Fate::Written;
                     lock(self.shared).is_lost = false;
                 }
-                // A recorder that has gone needs no answer.
+                // If the recorder has ended, nobody needs the answer, so a failure to send it is ignored.
                 let _ = answer.send(lost);
             }
         }
@@ -401,12 +408,12 @@ impl Worker<'_> {
             _ => Ok(()),
         };
         batch.clear();
-        // If the recorder has gone, the batch is not needed any more.
+        // If the recorder has ended, nobody needs the empty batch, so a failure to send it is ignored.
         let _ = self.give_back.send(batch);
         written
     }
 
-    /// Gives up the current checkpoint. If the disk caused the error, another checkpoint may succeed.
+    /// Gives up the current checkpoint. If the disk caused the error, a later checkpoint may still be written.
     fn fail(&mut self, error: StoreError) {
         let mut lost = match std::mem::replace(&mut self.fate, Fate::Over) {
             Fate::Lost(pages) => pages,
@@ -432,8 +439,9 @@ impl Worker<'_> {
         }
     }
 
-    /// Thins out the store. A checkpoint that cannot be removed stays. The checkpoint that was just written is valid
-    /// anyway. The store still stays below its cap, because the writer refuses a checkpoint that does not fit.
+    /// Thins out the store. A checkpoint that cannot be removed stays. The checkpoint that was just written is
+    /// valid even if no checkpoint can be removed. The store still stays below its cap, because the writer refuses
+    /// a checkpoint that does not fit.
     fn thin(&mut self) {
         let entries = self.store.entries();
         let patience =
@@ -452,7 +460,7 @@ impl Worker<'_> {
     }
 }
 
-/// An error with its cause.
+/// The text of an error, followed by the text of its cause.
 fn full(error: &StoreError) -> String {
     match std::error::Error::source(error) {
         Some(cause) => format!("{error}: {cause}"),

@@ -26,7 +26,8 @@ const BATCH: usize = 128;
 /// The least number of pages for which a second thread saves more time than its start costs.
 const MIN_FOR_THREAD: usize = 8 * BATCH;
 
-/// Two blobs with at most this many bytes between them are read together, with the bytes between them.
+/// Two blobs with at most this many bytes between them are read by a single read, together with the bytes between
+/// them.
 const MAX_GAP: u64 = 8 << 10;
 
 /// The largest number of bytes of a single read.
@@ -46,7 +47,7 @@ struct Blob {
 /// A page to be read.
 struct Request {
     page: u64,
-    /// The requested version, if it is stored in full. Otherwise the base of its delta.
+    /// The blob of the requested version, if the version is stored in full. Otherwise the blob of the delta's base.
     full: Blob,
     delta: Option<Blob>,
 }
@@ -58,8 +59,8 @@ impl Request {
     }
 }
 
-/// Splits the requests into groups of neighbours. The requests of a group need at most `most_files` files together.
-/// `most_files` is at least two.
+/// Splits the requests into groups of consecutive requests. The requests of a group together need at most
+/// `most_files` files. `most_files` is at least two.
 fn groups(mut requests: &[Request], most_files: usize) -> impl Iterator<Item = &[Request]> {
     std::iter::from_fn(move || {
         let mut files = BTreeSet::new();
@@ -89,7 +90,7 @@ impl Store {
     ///
     /// As [`Store::read`]. Pages that `sink` got before the error are right.
     pub fn read_many(&self, wanted: &[(u64, BlobId)], mut sink: impl FnMut(u64, &Page)) -> Result<()> {
-        // Files in the index exist as long as the index is locked.
+        // While the index is locked, this process deletes no file in the index.
         let index = self.read_index();
         let mut requests = self.requests(&index, wanted)?;
         requests.sort_unstable_by_key(|request| (request.full, request.delta));
@@ -152,7 +153,8 @@ impl Store {
         })
     }
 
-    /// Decodes batches on the second thread. Stops at an error, or when the first thread has given up.
+    /// Decodes batches on the second thread. Stops at an error, or when the first thread has stopped because of an
+    /// error.
     fn decode_batches<'a>(
         &self,
         take: &impl Fn() -> Option<&'a [Request]>,

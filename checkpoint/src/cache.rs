@@ -1,6 +1,7 @@
 //! The store's three small caches: decoded pages, recent contents, and requested maps.
 //!
-//! All caches here are bounded and deterministic. A missing entry costs time or room, never correctness.
+//! All caches here are bounded and deterministic. A missing entry costs only time or disk space; the results stay
+//! right.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,9 +13,9 @@ use crate::table::Digest;
 /// 16 MiB of decoded pages.
 const PAGES: usize = 4096;
 
-/// Decoded full versions. A version's id decides its place in the cache, so versions with different ids compete for a
-/// place. An entry that was used since the last competitor came stays when the next competitor comes. So a repeated
-/// scan over more pages than fit still finds some of the pages.
+/// Decoded full versions. A version's id decides its place in the cache, so versions with different ids compete for
+/// a place. An entry that was used since the last competitor came stays when the next competitor comes. So if pages
+/// are read in turn again and again, and not all fit in the cache, some are still found here.
 #[derive(Default)]
 pub(crate) struct PageCache {
     places: Vec<Option<CachedPage>>,
@@ -48,8 +49,8 @@ impl PageCache {
 
 const RECENT: usize = 1 << 16;
 
-/// Maps a page's contents to a recent version that may have the same contents. A block that is read from the
-/// disk into guest memory is then stored once. Takes 512 KiB.
+/// Maps a page's contents to a recent version that may have the same contents. A block that is read from the disk
+/// into guest memory is then stored only once. This map takes 512 KiB.
 #[derive(Default)]
 pub(crate) struct Recent {
     /// The id of a version for each value of the digest's first two bytes. The id 0 stands for an empty place.
@@ -75,15 +76,17 @@ fn place(digest: &Digest) -> usize {
     usize::from(u16::from_le_bytes([digest[0], digest[1]]))
 }
 
-/// Number of maps in the cache. `Store::maps_at` caches maps at distances of 1, 2, 4, ... checkpoints. This number is
-/// more than the doublings from one checkpoint to the largest store. A map of 512 MiB of pages takes at most 2 MiB.
+/// The largest number of maps in the cache. `Store::maps_at` caches the maps 0, 1, 2, 4, ... checkpoints before the
+/// requested checkpoint. By default a store has at most 4096 checkpoints, so these are at most 13 maps. A map for
+/// 512 MiB of pages takes at most 2 MiB.
 const MAPS: usize = 14;
 
 /// The maps that were requested last, by position and by the number of their file.
 #[derive(Default)]
 pub(crate) struct MapsCache {
     maps: BTreeMap<u64, CachedMaps>,
-    /// The positions and file numbers of the checkpoints whose maps passed the check, cached or not.
+    /// The positions and file numbers of the checkpoints whose maps passed the check, whether or not these maps are
+    /// cached.
     checked: BTreeSet<(u64, u32)>,
     clock: u64,
 }
@@ -161,7 +164,8 @@ mod tests {
         assert_eq!((byte(&mut cache, second), byte(&mut cache, first)), (None, Some(1)));
         cache.put(second, &page(2));
         assert_eq!((byte(&mut cache, second), byte(&mut cache, first)), (None, Some(1)));
-        // An entry that is not used between two competitors is replaced by the second.
+        // If an entry is not used between the arrivals of two competitors, the second competitor replaces the
+        // entry.
         cache.put(second, &page(2));
         cache.put(second, &page(2));
         assert_eq!((byte(&mut cache, second), byte(&mut cache, first)), (Some(2), None));

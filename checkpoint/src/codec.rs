@@ -30,8 +30,8 @@ const MAX_PACKED_BYTES: usize = 1 + block::get_maximum_output_size(PAGE_BYTES);
 /// small, and storing without compression is ten times as fast.
 const SMALL_PATCH_BYTES: usize = 256;
 
-/// The largest number of bytes of a compressed difference that is stored without compressing the whole page, too, and
-/// comparing the sizes.
+/// A compressed difference of at most this many bytes is stored at once. For a longer difference, the codec also
+/// compresses the whole page, and compares the sizes.
 const SMALL_DELTA_BYTES: usize = 512;
 
 /// The largest number of differing words, of a page's 512, that a delta may have. Beyond this number a delta
@@ -66,17 +66,17 @@ struct Buffer {
 }
 
 impl Codec {
-    /// Fails only if memory is exhausted.
+    /// Makes a codec. Fails only if memory is exhausted.
     pub fn new() -> io::Result<Codec> {
         let buffer = || Buffer { bytes: Box::new([0; MAX_PACKED_BYTES]), len: 0 };
         let (full, delta) = (buffer(), buffer());
         Ok(Codec { decompressor: Decompressor::new()?, full, delta, table: CompressTable::small() })
     }
 
-    /// Encodes `page` in full or as a delta from `base`, and returns the form and the blob's bytes. Without `base` the
-    /// form is full. A full form that is up to half longer than the delta is preferred, because deltas from it are
-    /// smaller. A booting guest writes only first versions of pages, which the `lz4` library packs in a fast mode.
-    /// `lz4_flex` packs later versions, because its scratch space takes less time to clear.
+    /// Encodes `page` in full or as a delta from `base`, and returns the form and the blob's bytes. Without `base`
+    /// the form is full. A full form that is up to half longer than the delta is preferred. Later versions can then
+    /// be small deltas from this page. A booting guest writes only first versions of pages, which the `lz4` library
+    /// packs in a fast mode. `lz4_flex` packs later versions, because its scratch space takes less time to clear.
     pub fn encode(&mut self, page: &Page, base: Option<&Page>) -> (Encoded, &[u8]) {
         let Some(base) = base else {
             self.full.pack_first(page);
@@ -133,7 +133,7 @@ impl Buffer {
         }
     }
 
-    /// Stores the page uncompressed.
+    /// Copies the uncompressed page into this buffer.
     fn keep(&mut self, page: &Page) {
         self.bytes[..PAGE_BYTES].copy_from_slice(page);
         self.len = PAGE_BYTES;
@@ -174,7 +174,7 @@ fn write_patch(page: &Page, to: &mut [u8]) -> Option<usize> {
     Some(len)
 }
 
-/// Reads the page of a patch without its tag. Returns false if the patch is not valid.
+/// Decodes a patch into `page`. The patch's tag byte is already removed. Returns false if the patch is not valid.
 fn read_patch(mut patch: &[u8], page: &mut Page) -> bool {
     page.fill(0);
     let mut at = 0;
@@ -197,7 +197,7 @@ pub(crate) fn xor(page: &mut Page, base: &Page) {
     }
 }
 
-/// The exclusive-or of the pages; `None` if too many of their words differ.
+/// The exclusive-or of the two pages; `None` if too many of their words differ.
 fn difference(page: &Page, base: &Page) -> Option<Page> {
     let mut difference = *page;
     xor(&mut difference, base);
@@ -241,11 +241,12 @@ pub(crate) mod tests {
         assert!(kind == Encoded::Delta && len < 100, "{len}");
         let (kind, len) = roundtrip(&[7; PAGE_BYTES], None);
         assert!(kind == Encoded::Full && len < 100, "{len}");
-        // A third of the page changes. The difference is much smaller than the page, which does not compress.
+        // A third of the page changes. The compressed difference is much smaller than the page, because the page
+        // cannot be compressed.
         let mut third = random;
         third[..1360].copy_from_slice(&noise(9)[..1360]);
         assert_eq!(roundtrip(&third, Some(&random)).0, Encoded::Delta);
-        // Half of a compressible page is random. The difference is as large as the page.
+        // Half of a compressible page is random. The compressed difference is as large as the compressed page.
         let mut half = [7; PAGE_BYTES];
         half[..2000].copy_from_slice(&random[..2000]);
         assert_eq!(roundtrip(&half, Some(&[7; PAGE_BYTES])).0, Encoded::Full);

@@ -36,7 +36,7 @@ pub struct CheckpointDraft<'a> {
     previous: Maps,
     /// The check of `previous`.
     previous_check: u64,
-    /// The maps at this checkpoint, as far as its pages have arrived.
+    /// The maps at this checkpoint, changed by all pages that the caller has handed in so far.
     maps: Maps,
     /// The maps to which this file's `list` applies: `previous`, changed by the `back` list of the previous checkpoint.
     incoming: Maps,
@@ -44,10 +44,10 @@ pub struct CheckpointDraft<'a> {
     next: Option<Next>,
     codec: Codec,
     blobs: Vec<BlobEntry>,
-    /// Id of this file's first blob; the others follow.
+    /// The id of this file's first blob. The other blobs have the next ids, without gaps.
     first_blob: u64,
-    /// Versions to which this file will refer. Each entry counts as a reference, so that the version stays until the
-    /// file's list is written.
+    /// Versions to which this file will refer. Each entry adds one to the version's reference count, so that the
+    /// version is kept until the file's list is written.
     pins: Vec<u64>,
     dirtied_bytes: u64,
     /// Bytes that may be written before the cap must be checked again.
@@ -65,12 +65,14 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// If another process writes to the store, the position is taken, or the file cannot be created.
+    /// If another process writes to the store, if another checkpoint has this position, or if the file cannot be
+    /// created.
     pub fn add(&self, position: u64, time_ns: u64) -> Result<CheckpointDraft<'_>> {
         self.draft(position, time_ns, None)
     }
 
-    /// Begins a checkpoint that thins out others while it grows, so that the policy's cap always holds.
+    /// Begins a checkpoint. While its file grows, other checkpoints are thinned out, so that the policy's size
+    /// limit always holds.
     pub(crate) fn draft(
         &self,
         position: u64,
@@ -144,13 +146,14 @@ impl CheckpointDraft<'_> {
         self.position
     }
 
-    /// Sets the contents of a page at this checkpoint. Pages that did not change since the previous checkpoint may be
-    /// omitted. Unchanged pages, zero pages, and pages equal to a recent page take no room for contents in the file.
-    /// Returns the place of the contents, which can be read once the checkpoint is finished.
+    /// Sets the contents of a page at this checkpoint. Pages that did not change since the previous checkpoint may
+    /// be omitted. Unchanged pages, zero pages, and pages equal to a recent page take no room for contents in the
+    /// file. Returns the place of the contents. The contents can be read once the checkpoint is finished.
     ///
     /// # Errors
     ///
-    /// If the file cannot be written, or does not fit under the cap. After an error the draft is useless.
+    /// If the file cannot be written, or if it does not fit under the cap. After an error the caller must drop the
+    /// draft.
     ///
     /// # Panics
     ///
@@ -193,7 +196,7 @@ impl CheckpointDraft<'_> {
         self.write_version(digest, contents, base)
     }
 
-    /// Adds a reference to a version, so that the version stays if other checkpoints are removed to make room.
+    /// Adds a reference to a version, so that the version is kept if other checkpoints are removed to make room.
     fn pin(&mut self, id: u64) {
         self.store.write_index().blobs.refer(id, 1);
         self.pins.push(id);
@@ -202,7 +205,7 @@ impl CheckpointDraft<'_> {
     fn write_version(&mut self, digest: Digest, contents: &Page, base: Option<u64>) -> Result<u64> {
         self.make_room(PAGE_BYTES as u64)?;
         let base_page = match base.map(|base| self.store.full_page_of(base)).transpose() {
-            // A damaged page must not become a base.
+            // A damaged page must not become the base of a delta.
             Err(error) if error.is_damage() => None,
             page => page?,
         };
@@ -226,7 +229,7 @@ impl CheckpointDraft<'_> {
         Ok(id)
     }
 
-    /// Thins out other checkpoints until `bytes` more fit under the cap.
+    /// Thins out other checkpoints until this file can grow by `bytes` without exceeding the cap.
     fn make_room(&mut self, bytes: u64) -> Result<()> {
         let Some(policy) = self.policy else { return Ok(()) };
         if self.room < bytes {
@@ -241,13 +244,13 @@ impl CheckpointDraft<'_> {
         Ok(())
     }
 
-    /// Writes the rest of the file and adds it to the store. `head` holds at most 4096 bytes, which [`Store::entries`]
-    /// returns. `state` holds any number of bytes, which [`Store::state_at`] reads.
+    /// Writes the rest of the file, and adds the checkpoint to the store. `head` holds at most 4096 bytes, which
+    /// [`Store::entries`] returns. `state` holds any number of bytes, which [`Store::state_at`] reads.
     ///
     /// # Errors
     ///
-    /// If the file cannot be written, does not fit under the cap, or the head is too long. Then no checkpoint is added
-    /// to the store.
+    /// If the file cannot be written, if it does not fit under the cap, or if the head is too long. Then no
+    /// checkpoint is added to the store.
     pub fn finish(mut self, head: &[u8], state: &[u8]) -> Result<Entry> {
         if head.len() > MAX_HEAD_BYTES {
             return Err(StoreError::new(&self.store.dir, StoreErrorKind::HeadTooLong(head.len())));
@@ -290,14 +293,15 @@ impl CheckpointDraft<'_> {
         let (dirtied_bytes, blobs) = (self.dirtied_bytes, std::mem::take(&mut self.blobs));
         let index = self.store.read_index();
         let whole = || maps_check(&self.maps, &index.blobs);
-        // If the previous checkpoint has been thinned out with its versions, compute the check from all pages.
+        // If the previous checkpoint and its versions have been thinned out in the meantime, compute the check from
+        // all pages.
         let check = maps_check_from(&self.previous, self.previous_check, &self.maps, &index.blobs);
         let maps_check = check.unwrap_or_else(whole);
         debug_assert_eq!(maps_check, whole());
         Directory { dirtied_bytes, maps_check, list, back, blobs }
     }
 
-    /// Gives the file its name and adds it to the index.
+    /// Gives the file its final name, and adds the file to the index.
     fn put(mut self, footer: Footer, directory: &Directory, head: &[u8]) -> Result<Entry> {
         let (listed, file) = self.part.listed(self.number)?;
         let mut index = self.store.write_index();
@@ -315,7 +319,7 @@ impl CheckpointDraft<'_> {
 }
 
 impl Drop for CheckpointDraft<'_> {
-    /// Removes the blobs of an unfinished file from the table.
+    /// If the draft was not finished, removes the blobs of its file from the table of versions.
     fn drop(&mut self) {
         if self.done {
             return;

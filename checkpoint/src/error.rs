@@ -1,4 +1,4 @@
-//! Errors of a store: one sentence each, with the file and the place in it.
+//! Errors of a store. The message of each error is one sentence, with the file and the place in the file.
 
 use std::error::Error;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A store, or one of its files, that could not be used. A clone shares the cause.
+/// An error: a store, or one of its files, could not be used. A clone of the error shares the original's cause.
 #[derive(Clone, Debug)]
 pub struct StoreError {
     /// The file, or the store's folder if no single file caused the error.
@@ -30,17 +30,17 @@ pub enum StoreErrorKind {
     /// The bytes are not valid in this format.
     #[error("damaged {place}: {what}")]
     Damaged {
-        /// The part of the file.
+        /// The damaged part of the file.
         place: String,
-        /// The fault.
+        /// The description of the damage.
         what: String,
     },
-    /// A later program wrote this file.
+    /// A later version of this program wrote this file.
     #[error("has format version {found}; this program reads version {known}")]
     Version {
-        /// The version in the file.
+        /// The format version in the file.
         found: u32,
-        /// The version that this program reads.
+        /// The format version that this program reads.
         known: u32,
     },
     /// Another process holds the writers' lock.
@@ -97,7 +97,8 @@ impl StoreError {
         matches!(&self.kind, StoreErrorKind::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Whether the stored bytes are wrong, as opposed to errors of this host or of the request.
+    /// Whether the cause of the error is that stored bytes are wrong. Otherwise the cause is this host or the
+    /// request.
     pub fn is_damage(&self) -> bool {
         matches!(self.kind, StoreErrorKind::Damaged { .. })
     }
@@ -119,8 +120,8 @@ impl Error for StoreError {
 mod tests {
     use super::*;
 
-    /// Damaged data may be dropped, and is never used as a base. A full disk, or a file of a later program, is not
-    /// damage.
+    /// Damaged data may be dropped, and is never used as a base. A full disk is not damage, and a file that a later
+    /// version of the program wrote is not damage.
     #[test]
     fn only_wrong_bytes_are_damage() {
         let path = Path::new("file");

@@ -14,7 +14,7 @@ pub struct StoreFile {
     pub number: Option<u32>,
     /// The file's name in the store's folder.
     pub name: String,
-    /// The file. The file's content stays the same, whatever happens to the folder.
+    /// The open file. The content stays the same, even if a writer replaces or deletes the file in the folder.
     pub file: Arc<File>,
     /// The file's size in bytes.
     pub bytes: u64,

@@ -1,4 +1,4 @@
-//! The store's folder: file names, the header, the writers' lock, and placing complete files.
+//! The store's folder: file names, the header, the writers' lock, and giving complete files their names.
 //!
 //! A file whose name ends in `.part` is unfinished, or a killed writer left it behind. Only a complete file
 //! gets its final name.
@@ -145,7 +145,7 @@ pub(crate) fn lock(dir: &Path) -> Result<File> {
     }
 }
 
-/// A file that gets its name once it is complete. Dropping the value earlier removes the file.
+/// A file that gets its final name once it is complete. If the value is dropped earlier, the file is removed.
 pub(crate) struct Part {
     path: PathBuf,
     part: PathBuf,
@@ -173,7 +173,7 @@ impl Part {
         Ok(Part { path, part, file, buffer: Vec::new(), written: 0 })
     }
 
-    /// The number of bytes so far.
+    /// The number of bytes written so far.
     pub fn len(&self) -> u64 {
         self.written + self.buffer.len() as u64
     }
@@ -198,7 +198,8 @@ impl Part {
         file.sync_data().map_err(StoreError::io(&self.part, "flush"))
     }
 
-    /// The file's future entry in the listing, and the open file. Call this function after writing all bytes.
+    /// The entry that the file will have in the folder's listing, and the open file. Call this function after
+    /// writing all bytes.
     pub fn listed(&self, number: u32) -> Result<(Listed, Arc<File>)> {
         let file = self.file.as_ref().expect("it is open until it is finished");
         let file = file.try_clone().map_err(StoreError::io(&self.part, "open"))?;
@@ -206,7 +207,8 @@ impl Part {
         Ok((Listed { number, inode, len: self.len() }, Arc::new(file)))
     }
 
-    /// Gives the file its name, and replaces an existing file. The file must have been synced.
+    /// Gives the file its final name. If a file with this name exists, it is replaced. The caller must have called
+    /// [`Part::sync`].
     pub fn rename(&mut self) -> Result<()> {
         fs::rename(&self.part, &self.path).map_err(StoreError::io(&self.part, "rename"))?;
         self.file = None;
@@ -227,8 +229,8 @@ impl Drop for Part {
     }
 }
 
-/// Writes renamed and removed names to the disk. If the host cannot do that, a power cut may cost the last
-/// checkpoint. Recording goes on despite this risk.
+/// Flushes the folder to the disk, so that renamed and removed names survive a power cut. If the host cannot do
+/// that, a power cut may lose the last checkpoint. Recording continues despite this risk.
 fn sync_folder(dir: &Path) {
     if let Err(error) = File::open(dir).and_then(|folder| folder.sync_all()) {
         log::warn!("cannot flush {}: {error}", dir.display());

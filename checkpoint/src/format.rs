@@ -1,7 +1,7 @@
 //! The bytes of a checkpoint's file. `FORMAT.md` describes the format.
 //!
-//! The reader trusts no length. Sections must fill the file exactly, and a section unpacks to at most [`MAX_RATIO`]
-//! times its size plus [`UNPACK_FREE_BYTES`].
+//! The reader checks every length in the file. Sections must fill the file exactly, and a section unpacks to at
+//! most [`MAX_RATIO`] times its size plus [`UNPACK_FREE_BYTES`].
 
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -29,7 +29,7 @@ pub(crate) const MAX_HEAD_BYTES: usize = 4096;
 /// Versions have ids below this limit, so that no sum of an id and a length overflows.
 pub(crate) const MAX_BLOB_ID: u64 = 1 << 62;
 
-/// Limit for the unpacked size of a section: a multiple of its size in the file, plus [`UNPACK_FREE_BYTES`].
+/// A section may unpack to at most this many times its size in the file, plus [`UNPACK_FREE_BYTES`].
 const MAX_RATIO: u64 = 64;
 const UNPACK_FREE_BYTES: u64 = 1 << 20;
 
@@ -57,7 +57,7 @@ pub(crate) struct Footer {
     pub directory: Section,
 }
 
-/// A section after the blobs.
+/// The description of a section after the blobs: the head, the state or the directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Section {
     /// The section's length in the file.
@@ -68,10 +68,10 @@ pub(crate) struct Section {
     pub crc: u32,
 }
 
-/// The contents of a checkpoint.
+/// The directory of a checkpoint's file: the changed pages, and the blobs in the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Directory {
-    /// Bytes of the pages that were handed in, whether or not they had changed.
+    /// Number of bytes of the pages that the recorder handed in, whether or not these pages had changed.
     pub dirtied_bytes: u64,
     /// The check of the maps at this checkpoint; see [`crate::check`].
     pub maps_check: u64,
@@ -80,7 +80,7 @@ pub(crate) struct Directory {
     /// Pages of `list` that change back after this checkpoint, with the versions to which they change back. Pages in
     /// the next checkpoint's `list` are omitted.
     pub back: Lists,
-    /// The blobs in this file, sorted by id and by place.
+    /// The blobs in this file, in the order of their ids. The file has the blobs in the same order.
     pub blobs: Vec<BlobEntry>,
 }
 
@@ -115,7 +115,8 @@ impl Directory {
         self.places().filter_map(|(id, _, blob)| Some((id, blob.base?.get())))
     }
 
-    /// The first fault that shows without the other files; `None` if there is no such fault.
+    /// The first fault of the directory that can be found without reading the other files; `None` if there is no
+    /// such fault.
     fn fault(&self, footer: &Footer) -> Option<&'static str> {
         let Shape { ram_pages, disk_blocks } = footer.shape;
         for lists in [&self.list, &self.back] {
@@ -271,7 +272,7 @@ impl Footer {
     }
 }
 
-/// A section's bytes in the file, and their description.
+/// Packs a section. Returns its bytes in the file, and their description.
 pub(crate) fn pack_section(raw: &[u8]) -> (Vec<u8>, Section) {
     let packed = zstd::bulk::compress(raw, 1).ok();
     let bytes = packed.filter(|p| p.len() < raw.len() && raw.len() as u64 <= unpack_limit(p.len() as u64));
@@ -281,7 +282,7 @@ pub(crate) fn pack_section(raw: &[u8]) -> (Vec<u8>, Section) {
     (bytes, section)
 }
 
-/// The description of an uncompressed section.
+/// The description of a section that consists of these bytes, uncompressed.
 pub(crate) fn plain_section(bytes: &[u8]) -> Section {
     Section { len: bytes.len() as u64, raw_len: bytes.len() as u64, crc: crc32fast::hash(bytes) }
 }

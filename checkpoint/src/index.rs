@@ -13,13 +13,13 @@ use crate::folder::{self, HEADER_BYTES, Listed};
 use crate::format::{Directory, Footer};
 use crate::table::BlobTable;
 
-/// Default for the number of files that a store keeps open. Other files are opened when needed.
+/// The default limit on the number of files that a store keeps open. Other files are opened when they are needed.
 const HELD_FILES: usize = 512;
 
 static MOST_HELD: AtomicUsize = AtomicUsize::new(HELD_FILES);
 
-/// Sets how many files each store of this process may keep open from now on, up to 512. A process may open
-/// only few files by default. Each thread that reads pages temporarily opens more files: a quarter of this
+/// Sets how many files each store of this process may keep open from now on, up to 512. The host's default limit on
+/// a process's open files may be low. Each thread that reads pages temporarily opens more files: a quarter of this
 /// number, and at least eight.
 pub fn hold_open_at_most(files: usize) {
     MOST_HELD.store(files.min(HELD_FILES), Ordering::Relaxed);
@@ -36,7 +36,7 @@ pub struct Entry {
     /// The number of the checkpoint's file. Numbers follow the order of creation, and are never reused while
     /// the store is open.
     pub number: u32,
-    /// The checkpoint's position in the run: the number of steps before it. No two checkpoints have the
+    /// The checkpoint's position in the run: the number of steps or exits before it. No two checkpoints have the
     /// same position.
     pub position: u64,
     /// The checkpoint's guest time in nanoseconds.
@@ -45,24 +45,24 @@ pub struct Entry {
     pub head: Vec<u8>,
     /// The size of the checkpoint's file.
     pub bytes: u64,
-    /// The contents of the checkpoint's file.
+    /// Numbers about the contents of the checkpoint's file.
     pub counts: Counts,
 }
 
-/// The contents of a checkpoint's file.
+/// Numbers about the contents of a checkpoint's file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// RAM pages that changed since the previous checkpoint.
+    /// Number of RAM pages that changed since the previous checkpoint.
     pub ram: u64,
-    /// Disk blocks that changed since the previous checkpoint.
+    /// Number of disk blocks that changed since the previous checkpoint.
     pub disk: u64,
-    /// Changed pages and blocks that became zero.
+    /// Number of changed pages and blocks whose bytes are now all zero.
     pub zero: u64,
-    /// Versions in the file that are stored as deltas.
+    /// Number of versions in the file that are stored as deltas.
     pub delta: u64,
-    /// Versions in the file that are stored in full.
+    /// Number of versions in the file that are stored in full.
     pub full: u64,
-    /// Bytes of the pages that the recorder handed in because they might have changed.
+    /// Number of bytes of the pages that the recorder handed in because they might have changed.
     pub dirtied_bytes: u64,
 }
 
@@ -76,7 +76,7 @@ impl Counts {
     }
 }
 
-/// The store's files, as the folder was last read.
+/// The store's files, as they were when the folder was last read.
 #[derive(Default)]
 pub(crate) struct Index {
     pub files: BTreeMap<u32, StoredFile>,
@@ -158,7 +158,7 @@ impl Index {
         }
     }
 
-    /// A file for reading: a file that is held open, or the same file opened again.
+    /// Returns a file for reading. A file that is not held open is opened again.
     pub fn open(&self, dir: &Path, number: u32) -> Result<OpenFile> {
         let stored = &self.files[&number];
         let path = folder::checkpoint_path(dir, number);
@@ -196,7 +196,7 @@ mod tests {
             let listed = Listed { number, inode: 0, len: 0 };
             index.insert(footer, &Directory::default(), Vec::new(), listed, &file);
         };
-        // The test itself holds one more reference than the index.
+        // The number of references that the index holds. The test itself holds one more, which is subtracted.
         let held = || Arc::strong_count(&file) - 1;
         const MORE: u32 = HELD_FILES as u32 + 10;
         (1..=MORE).for_each(|number| insert(&mut index, number));

@@ -45,8 +45,8 @@ pub(crate) struct Run {
 enum What {
     Base,
     Zero,
-    /// The first page's version, as a distance from the number after the last listed version. The run's other pages
-    /// have the next versions, without gaps.
+    /// The id of the first page's version, as a difference from the id after the last listed version. The run's
+    /// other pages have the next versions, without gaps.
     Stored(i64),
 }
 
@@ -146,7 +146,7 @@ impl Runs {
     }
 }
 
-/// Whether a page continues the previous run, which has kind `run`.
+/// Whether a page of kind `page` can be added to the previous run, which has kind `run`.
 fn continues(run: What, page: What) -> bool {
     match (run, page) {
         (What::Base, What::Base) | (What::Zero, What::Zero) => true,

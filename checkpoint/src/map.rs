@@ -1,7 +1,8 @@
 //! Maps give the version of every page of a machine at one point of its run.
 //!
-//! A map is cheap to copy: copies share chunks of 512 pages until one is changed. A map holds only references. The
-//! contents are in the [`Store`](crate::store::Store), with the caller, or shared in memory.
+//! A map is cheap to copy: copies share chunks of 512 pages until one is changed. A map holds only references to
+//! contents. The contents are in the [`Store`](crate::store::Store), in memory that maps share, or known only to
+//! the caller (contents at power-on).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 
 use crate::page::{PAGE_BYTES, Page};
 
-/// Pages in a chunk. A chunk of references takes two pages of host memory.
+/// Number of pages in a chunk. A chunk of references takes two pages of host memory.
 const CHUNK_PAGES: u64 = 512;
 
 /// A page of zeroes.
@@ -82,7 +83,7 @@ pub struct PageMap {
 }
 
 impl PageMap {
-    /// A map of `pages` pages that are all as at power-on.
+    /// A map of `pages` pages that all have their contents of power-on.
     pub fn new(pages: u64) -> PageMap {
         PageMap { len: pages, chunks: Arc::default() }
     }
@@ -94,7 +95,7 @@ impl PageMap {
         map
     }
 
-    /// This map, in which pages as at power-on take their versions from `base`.
+    /// A copy of this map. Pages that are [`PageRef::Base`] in this map have their versions of `base` in the copy.
     pub fn over(&self, base: &PageMap) -> PageMap {
         let mut map = base.clone();
         let chunks = Arc::make_mut(&mut map.chunks);
@@ -129,7 +130,7 @@ impl PageMap {
     ///
     /// # Panics
     ///
-    /// If there is no such page: the caller numbers its own pages.
+    /// If the map has no such page.
     pub fn set(&mut self, page: u64, to: PageRef) {
         assert!(page < self.len, "page {page} of {}", self.len);
         let number = page / CHUNK_PAGES;
@@ -140,7 +141,8 @@ impl PageMap {
         Arc::make_mut(chunk)[(page % CHUNK_PAGES) as usize] = to;
     }
 
-    /// Sets `count` pages from `first` on to the same version. Whole chunks share their memory.
+    /// Sets `count` pages from `first` on to the same version. Chunks that lie wholly in this range share one copy
+    /// in memory.
     pub(crate) fn fill(&mut self, first: u64, count: u64, to: &PageRef) {
         let end = first + count;
         assert!(end <= self.len, "pages up to {end} of {}", self.len);
@@ -183,7 +185,7 @@ impl PageMap {
         numbers
     }
 
-    /// The pages that are not as at power-on, in ascending order.
+    /// The pages that are not [`PageRef::Base`], in ascending order.
     pub fn iter_not_base(&self) -> impl Iterator<Item = (u64, &PageRef)> {
         self.chunks.iter().flat_map(|(number, chunk)| {
             let pages = (number * CHUNK_PAGES..).zip(chunk.iter());

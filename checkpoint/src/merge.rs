@@ -1,4 +1,5 @@
-//! Removes a checkpoint. Blobs of its file that other checkpoints refer to move into a neighbour's file.
+//! Removes a checkpoint. If other checkpoints refer to blobs in its file, these blobs are moved into a neighbour's
+//! file.
 //!
 //! The writer first replaces the neighbour's file under its old name, and then deletes the removed file. If the writer
 //! is killed between these two actions, or cannot delete the file, the checkpoint still exists. Some blobs are then in
@@ -24,7 +25,7 @@ const COPY_BLOBS: usize = (1 << 20) / PAGE_BYTES;
 
 /// The plan for removing a checkpoint.
 struct Plan {
-    /// The checkpoint to be removed, and its file.
+    /// The position of the checkpoint to be removed, and the number of its file.
     position: u64,
     number: u32,
     /// The neighbour's new file. `None` if no other checkpoint refers to a blob of the removed file.
@@ -35,7 +36,7 @@ struct Plan {
     refs_beside: BTreeMap<u64, i64>,
     /// Versions that disappear with the removed file.
     lost: Vec<u64>,
-    /// Versions that the neighbour's new file omits.
+    /// Versions in the neighbour's present file that its new file omits.
     lost_beside: Vec<u64>,
 }
 
@@ -66,9 +67,9 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// If there is no such checkpoint, another process writes to the store, or a file cannot be read, written or
-    /// deleted. Damaged data that would be copied is an error, too. After an error no checkpoint has changed, in this
-    /// `Store` or in a `Store` that is opened later.
+    /// If there is no such checkpoint, if another process writes to the store, or if a file cannot be read, written
+    /// or deleted. Damaged data that would be copied is an error, too. After an error no checkpoint has changed, in
+    /// this `Store` or in a `Store` that is opened later.
     pub fn remove(&self, position: u64) -> Result<Entry> {
         let mut writer = self.writer()?;
         let removed = self.remove_within(&mut writer, position, u64::MAX)?;
@@ -102,7 +103,8 @@ impl Store {
         let gone = removed.directory()?;
         let (mut refs, mut refs_beside) = (BTreeMap::new(), BTreeMap::new());
         count(&mut refs, &[&gone.list, &gone.back], -1);
-        // A successor takes over the list and the blobs. If there is none, the predecessor takes over the blobs.
+        // The next checkpoint's file takes over the list and the blobs. If there is no next checkpoint, the
+        // previous checkpoint's file takes over the blobs.
         let heir = match (&next, &previous) {
             (Some(next), previous) => {
                 let mut directory = next.directory()?;
@@ -121,8 +123,8 @@ impl Store {
         let index = self.read_index();
         let own = heir.as_ref().map_or(Vec::new(), |(file, own)| held_by(&index, file.footer.number, own));
         let gone_blobs = held_by(&index, number, &gone);
-        // The neighbour's new file keeps everything that the removed checkpoint refers to, because the removed
-        // checkpoint still exists until its file is deleted.
+        // The neighbour's new file keeps all of the neighbour's blobs to which the removed checkpoint refers. The
+        // removed checkpoint still exists until its file is deleted.
         for base in bases_of_lost(&own, &refs_beside) {
             [&mut refs, &mut refs_beside].into_iter().for_each(|refs| *refs.entry(base).or_default() -= 1);
         }
@@ -150,7 +152,7 @@ impl Store {
         Ok((open(removed)?, previous.transpose()?, next.transpose()?))
     }
 
-    /// The list that the successor's file gets when the checkpoint `gone` before it is removed.
+    /// The list that the file at `position` gets when the checkpoint `gone`, directly before it, is removed.
     fn joined(&self, gone: &Directory, next: &Lists, before: Option<u64>, position: u64) -> Result<Lists> {
         if gone.back.is_empty() {
             return Ok(Lists::overlay(&[&gone.list, next]));
@@ -209,8 +211,8 @@ impl Store {
             take_over(&mut index, &carrier, listed, &file);
         }
         if let Err(error) = folder::remove(&checkpoint_path(&self.dir, plan.number)) {
-            // The removed file stays. Blobs that other checkpoints need are now in two files, and the other blobs are
-            // still in the removed file.
+            // The removed checkpoint's file could not be deleted, so it stays. The blobs that other checkpoints
+            // need are now in two files. The other blobs are still only in this file.
             plan.refs_beside.into_iter().for_each(|(id, change)| index.blobs.refer(id, change));
             plan.lost_beside.iter().for_each(|id| index.blobs.remove(*id));
             return Err(error);
@@ -227,7 +229,7 @@ impl Store {
     }
 }
 
-/// Enters a replaced file in the index.
+/// Updates the index after the neighbour's file was replaced.
 fn take_over(index: &mut Index, carrier: &Carrier, listed: folder::Listed, file: &Arc<std::fs::File>) {
     let footer = carrier.footer();
     let head = index.files[&footer.number].entry.head.clone();
@@ -245,19 +247,19 @@ fn count(refs: &mut BTreeMap<u64, i64>, lists: &[&Lists], change: i64) {
     }
 }
 
-/// The blobs that are read from this file. A blob that is in two files is read from one only.
+/// The blobs that the store reads from this file. A blob that is in two files is read from only one of the two.
 fn held_by(index: &Index, number: u32, directory: &Directory) -> Vec<(u64, Row)> {
     let rows = directory.places().filter_map(|(id, _, _)| Some((id, *index.blobs.get(id)?)));
     rows.filter(|(_, row)| row.file == number).collect()
 }
 
-/// The bases of lost deltas. A base may be lost too.
+/// The bases of the deltas that are lost. A returned base may be lost, too.
 fn bases_of_lost(blobs: &[(u64, Row)], refs: &BTreeMap<u64, i64>) -> Vec<u64> {
     let lost = blobs.iter().filter(|(id, row)| is_lost(*id, row, refs));
     lost.filter_map(|(_, row)| row.base).map(NonZeroU64::get).collect()
 }
 
-/// Splits the blobs. Returns the blobs to which something refers, and the ids of the other blobs.
+/// Splits the blobs. Returns the blobs to which a list or a delta refers, and the ids of the other blobs.
 fn sort_out(blobs: Vec<(u64, Row)>, refs: &BTreeMap<u64, i64>) -> (Vec<(u64, Row)>, Vec<u64>) {
     let (lost, kept): (Vec<_>, Vec<_>) = blobs.into_iter().partition(|(id, row)| is_lost(*id, row, refs));
     (kept, lost.into_iter().map(|(id, _)| id).collect())

@@ -21,7 +21,7 @@ const ATTEMPTS: usize = 100;
 ///
 /// A writer that removes a checkpoint first replaces the next file by the merged one, and then deletes the removed
 /// file. So files that all existed at one time belong together. If a file vanishes between listing and opening, the
-/// next listing is newer.
+/// next attempt lists the folder again.
 pub(crate) fn load(dir: &Path, shape: Shape) -> Result<Index> {
     let mut known = None;
     for _ in 1..ATTEMPTS {
@@ -35,11 +35,11 @@ pub(crate) fn load(dir: &Path, shape: Shape) -> Result<Index> {
     load_listed(dir, shape, &folder::list(dir)?, known.as_mut())
 }
 
-/// Contents of the files that earlier attempts have read. The first attempt stores nothing here, because nearly every
-/// first attempt succeeds.
+/// Contents of the files that earlier attempts have read. The first attempt stores nothing in this map, because
+/// nearly every first attempt succeeds.
 type Known = BTreeMap<Listed, Contents>;
 
-/// The contents of a file that opening a store needs.
+/// The parts of a file that are needed to open a store.
 #[derive(Clone)]
 pub(crate) struct Contents {
     footer: Footer,

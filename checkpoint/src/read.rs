@@ -1,4 +1,4 @@
-//! Reads stored versions: one at a time through a small cache, or many by their places.
+//! Reads stored versions one at a time through a small cache. Also finds the places of versions in the files.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -67,8 +67,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// If the store does not hold the version (any more), or the version is damaged. The contents have been checked
-    /// against the digest from when they were written.
+    /// If the store does not hold the version (any more), or if the version is damaged. The returned contents have
+    /// the version's stored digest.
     pub fn read(&self, id: BlobId, to: &mut Page) -> Result<()> {
         let (place, base) = self.places(id.0)?;
         let Some(base) = base else {
@@ -81,13 +81,14 @@ impl Store {
         place.check(to)
     }
 
-    /// The digest of a stored version's contents, from when they were written. `None` if the store does not hold the
-    /// version (any more).
+    /// The digest of a stored version's contents, as it was computed when they were written. `None` if the store
+    /// does not hold the version (any more).
     pub fn digest_of(&self, id: BlobId) -> Option<Digest> {
         self.read_index().blobs.get(id.0).map(|row| row.digest)
     }
 
-    /// The place of a version, and the place of its base; `None` as the base of a full version.
+    /// The place of a version, and the place of its base. A full version has no base, so the second place is
+    /// `None`.
     fn places(&self, id: u64) -> Result<(Place, Option<Place>)> {
         let index = self.read_index();
         let row = self.row(&index, id)?;

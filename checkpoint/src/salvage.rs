@@ -54,13 +54,14 @@ impl Store {
         &self.damage
     }
 
-    /// Reads a whole store, and keeps only the checkpoints that are readable as a whole. The numbers of files change.
-    /// If nothing is damaged, nothing changes.
+    /// Reads a whole store, and keeps only the checkpoints that are readable as a whole. The kept checkpoints'
+    /// files get new numbers. If nothing is damaged, nothing changes.
     ///
     /// # Errors
     ///
-    /// If the store's header is damaged, another process writes to the store, or a file cannot be read or written. The
-    /// store is then unchanged.
+    /// If the store's header is damaged, if another process writes to the store, or if a file cannot be read or
+    /// written. The store is then unchanged. If only the old store's folder cannot be deleted at the end, the new
+    /// store is already in place.
     pub fn drop_damaged(dir: impl Into<PathBuf>) -> Result<Dropped> {
         let dir = dir.into();
         let _lock = folder::lock(&dir)?;
@@ -145,7 +146,8 @@ impl Store {
         let written = self.write_anew(&new, kept).and_then(|entries| {
             fs::rename(&self.dir, &old).map_err(StoreError::io(&self.dir, "rename"))?;
             fs::rename(&new, &self.dir).map_err(|source| {
-                // This rename hardly fails: it undoes the first rename, which has just succeeded.
+                // This rename undoes the first rename. A failure is unlikely, because the first rename has just
+                // succeeded.
                 let _ = fs::rename(&old, &self.dir);
                 StoreError::io(&new, "rename")(source)
             })?;
@@ -244,8 +246,8 @@ fn salvage(dir: PathBuf, shape: Shape) -> Result<Store> {
     Ok(store)
 }
 
-/// Enters the blobs of all these files. Returns the number of a file that does not fit the others, and the reason;
-/// `None` if all fit.
+/// Enters the blobs of the files in `directories` in the index. Returns the number of a file that does not fit the
+/// others, and the reason; `None` if all fit.
 fn misfit(
     index: &mut Index,
     dir: &Path,

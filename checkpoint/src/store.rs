@@ -1,8 +1,8 @@
 //! The store of checkpoints: their list, and the page versions and state of each.
 //!
-//! A checkpoint is one file in the store's folder (`FORMAT.md`), with the versions of the pages that changed since the
-//! previous checkpoint. Reading takes no lock, and files stay open, so that a recorder may thin out checkpoints while a
-//! reader uses them. Adding, removing and thinning take the writers' lock at their first use.
+//! A checkpoint is one file in the store's folder (`FORMAT.md`), with the versions of the pages that changed since
+//! the previous checkpoint. Readers do not take the writers' lock, and files stay open. So a recorder may thin out
+//! checkpoints while a reader uses them. Adding, removing and thinning take the writers' lock at their first use.
 
 use std::fs::File;
 use std::ops::Bound;
@@ -45,7 +45,7 @@ pub(crate) struct Writer {
     pub recent: Recent,
     /// The sizes of recent merges of two checkpoint files.
     pub merges: Merges,
-    /// Whether a warning was logged that damaged data keeps a checkpoint from being thinned out.
+    /// Whether a warning was already logged that a checkpoint cannot be thinned out because of damaged data.
     pub told_damage: bool,
 }
 
@@ -54,7 +54,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// If the folder already has a store or cannot be written to, or a space has more than 2^30 pages.
+    /// If the folder already has a store, if the folder cannot be written to, or if RAM or disk has more than 2^30
+    /// pages.
     pub fn create(dir: impl Into<PathBuf>, ram_pages: u64, disk_blocks: u64) -> Result<Store> {
         let dir = dir.into();
         let shape = Shape { ram_pages, disk_blocks };
@@ -129,10 +130,10 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// If there is no such checkpoint, a file cannot be read, or an earlier file was replaced after the checkpoint had
-    /// been written.
+    /// If there is no such checkpoint, if a file cannot be read, or if the maps do not have the checkpoint's stored
+    /// check.
     pub fn maps_at(&self, position: u64) -> Result<Maps> {
-        // Files in the index exist as long as the index is locked. Open the files one after the other,
+        // While the index is locked, this process deletes no file in the index. Open the files one after the other,
         // because there may be thousands.
         let index = self.read_index();
         let directory = |number: u32| index.open(&self.dir, number)?.directory();
@@ -167,7 +168,7 @@ impl Store {
         Ok(index.files[number].maps_check)
     }
 
-    /// Compares the maps at a checkpoint with its stored check, once per checkpoint.
+    /// Compares the check of the maps at a checkpoint with the stored check. Does so only once for each checkpoint.
     fn check_maps(&self, position: u64, maps: &Maps) -> Result<()> {
         let index = self.read_index();
         let number = *index.order.get(&position).ok_or_else(|| self.missing(position))?;
@@ -183,8 +184,9 @@ impl Store {
         Ok(())
     }
 
-    /// The maps to start from, and the files to apply, for computing the maps at `position`. Returns the nearest cached
-    /// maps, the number of their file if it has a `back` list, and the files from there on.
+    /// The maps to start from, and the files to apply, for computing the maps at `position`. Returns the nearest
+    /// cached maps at or before `position`, and the numbers of the later files. Between them returns the number of
+    /// the maps' own file, if this file has a `back` list.
     fn path_to(&self, index: &Index, position: u64) -> Result<(Maps, Option<u32>, Vec<u32>)> {
         if index.number_at(position).is_none() {
             return Err(self.missing(position));
@@ -217,7 +219,8 @@ impl Store {
         lock(&self.maps).put(position, file, maps);
     }
 
-    /// Marks the maps of a checkpoint as checked, because they were just written.
+    /// Marks the maps of a checkpoint as checked. The caller has just written the checkpoint, so its maps need no
+    /// check.
     pub(crate) fn trust(&self, position: u64, file: u32) {
         lock(&self.maps).set_checked(position, file);
     }
@@ -230,7 +233,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// If there is no such checkpoint or its state cannot be read.
+    /// If there is no such checkpoint, or if its state cannot be read.
     pub fn state_at(&self, position: u64) -> Result<Vec<u8>> {
         let open = {
             let index = self.read_index();
@@ -252,8 +255,8 @@ impl Store {
         self.index.write().expect("no thread panics while it changes the store")
     }
 
-    /// Waits for other writers in this process, and locks out writers in other processes. If another process has
-    /// written since the store was opened, loads the store again.
+    /// Waits until no other thread of this process writes, and takes the lock against writers in other processes.
+    /// If another process has written since the store was opened, loads the store again.
     pub(crate) fn writer(&self) -> Result<MutexGuard<'_, Writer>> {
         let mut writer = lock(&self.writer);
         if let Some(damage) = self.damage.first() {

@@ -1,4 +1,4 @@
-//! The place of every stored version of a page: a sorted table with 48 bytes for each.
+//! The place of every stored version of a page: a sorted table with 48 bytes for each version.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -17,8 +17,8 @@ pub(crate) struct Row {
     pub base: Option<NonZeroU64>,
     /// The number of the file that holds the version.
     pub file: u32,
-    /// Number of page lists and deltas that refer to the version. A version without references stays in its
-    /// file until the file is rewritten.
+    /// Number of page lists and deltas that refer to the version. A version without references stays in its file
+    /// until a merge rewrites the file.
     pub refs: u32,
     /// CRC-32 of the blob's bytes in the file.
     pub crc: u32,
@@ -31,7 +31,7 @@ pub(crate) struct Row {
 const LOW_BITS: u32 = 12;
 const LOW_MASK: u64 = (1 << LOW_BITS) - 1;
 
-/// Rows by id. Ids are assigned in ascending order, so that nearly all insertions append.
+/// The rows, sorted by id. Ids are assigned in ascending order, so nearly all insertions append a row at the end.
 #[derive(Default)]
 pub(crate) struct BlobTable {
     chunks: BTreeMap<u64, Vec<Row>>,
@@ -72,8 +72,8 @@ impl BlobTable {
     ///
     /// # Panics
     ///
-    /// If there is no such version, or its count would leave its range. Every reference is counted when it is made and
-    /// again when it is dropped.
+    /// If there is no such version, or if its number of references would become negative or too large. Callers add
+    /// 1 when they make a reference, and subtract 1 when they drop it.
     pub fn refer(&mut self, id: u64, change: i64) {
         let row = self.get_mut(id).expect("a version that is referred to is in the table");
         let refs = i64::from(row.refs) + change;

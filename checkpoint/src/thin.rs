@@ -7,15 +7,15 @@ use crate::store::{Store, Writer};
 
 /// The largest number of checkpoints to try, until one is found whose removal needs a small enough temporary file.
 const ATTEMPTS: usize = 8;
-/// The number of positions between two checkpoints from which on a user notices how long the replay takes. If positions
-/// count instructions, replaying this gap takes about half a second. Recordings whose positions count exits of KVM
-/// never have such a gap.
+/// A gap between two checkpoints is large from this number of positions on: a user notices how long its replay
+/// takes. If positions count instructions, replaying this gap takes about half a second. Recordings whose positions
+/// count exits of KVM never have such a gap.
 const LARGE_GAP: f64 = 4e8;
-/// The power of a large gap's length with which its cost grows. With the sixth power, the large gaps of a long run are
-/// nearly equal.
+/// The cost of a large gap grows with this power of its length. With the sixth power, the large gaps of a long run
+/// are nearly equal.
 const LARGE_GAP_POWER: i32 = 6;
-/// Near the end, equal gaps would leave no checkpoint at all. So no gap grows beyond this share of its
-/// distance from the newest checkpoint while another gap can grow.
+/// With equal gaps only, there would be no checkpoint near the end of a long run. So no gap grows beyond this share
+/// of its distance from the newest checkpoint while another gap can grow.
 const LARGEST_SHARE: f64 = 0.25;
 
 /// The limits of a store. Each limit that is set must hold; the default limits only the number of
@@ -40,22 +40,22 @@ impl Default for Policy {
 impl Store {
     /// Removes checkpoints until the policy holds, and returns them.
     ///
-    /// First removes the checkpoints older than `keep_last_ns`, except the newest old one: replay needs it to
-    /// reach the oldest wanted moment. Then removes checkpoints one by one while their number or their size
-    /// exceeds a limit. The next to remove has the smallest gap around it, relative to its distance from the
-    /// newest checkpoint. So the gaps grow exponentially into the past, until replaying a gap would take some
-    /// time. The first and the newest checkpoint go last, in this order. A cap smaller than any checkpoint
-    /// leaves no checkpoint.
+    /// First removes the checkpoints older than `keep_last_ns`, except the newest old one: replay needs it to reach
+    /// the oldest wanted moment. Then removes checkpoints one by one while their number or their size exceeds a
+    /// limit. The checkpoint that is removed next has the smallest gap around it, relative to its distance from the
+    /// newest checkpoint. So the gaps grow exponentially into the past, until replaying a gap would take some time.
+    /// If all other checkpoints are removed, the first checkpoint is removed next, and the newest checkpoint last.
+    /// A cap smaller than any checkpoint leaves no checkpoint.
     ///
     /// # Errors
     ///
-    /// As [`Store::remove`]; checkpoints removed before the error stay removed.
+    /// The same errors as [`Store::remove`]. Checkpoints that were removed before the error stay removed.
     pub fn thin(&self, policy: &Policy) -> Result<Vec<Entry>> {
         self.thin_lazily(policy, 1)
     }
 
-    /// As [`Store::thin`], for a run that ended at the guest time `end_ns`, which may be later than the newest
-    /// checkpoint. `keep_last_ns` counts back from `end_ns`.
+    /// Works like [`Store::thin`], for a run that ended at the guest time `end_ns`, which may be later than the
+    /// newest checkpoint. `keep_last_ns` counts back from `end_ns`.
     ///
     /// # Errors
     ///
@@ -64,8 +64,7 @@ impl Store {
         self.thin_from(policy, 1, Some(end_ns))
     }
 
-    /// As [`Store::thin`], but old checkpoints may stay for a while. This function removes them only once `patience`
-    /// checkpoints are too old.
+    /// Works like [`Store::thin`], but removes old checkpoints only once `patience` checkpoints are too old.
     pub(crate) fn thin_lazily(&self, policy: &Policy, patience: usize) -> Result<Vec<Entry>> {
         self.thin_from(policy, patience, None)
     }
@@ -96,14 +95,15 @@ impl Store {
         }
     }
 
-    /// The largest size of a merge's temporary file in bytes. A store above its cap has no limit, because the merge
-    /// makes the store smaller.
+    /// The largest size of a merge's temporary file in bytes. There is no limit for a store above its cap, because
+    /// the merge makes such a store smaller.
     fn spare(&self, policy: &Policy) -> u64 {
         policy.max_bytes.map_or(u64::MAX, |max| max.checked_sub(self.total_bytes()).unwrap_or(u64::MAX))
     }
 
-    /// Makes room for an unfinished file of `part_bytes` behind the newest checkpoint, which therefore stays.
-    /// Returns the number of further bytes that would fit, or `None` if even `part_bytes` do not fit.
+    /// Makes room for an unfinished file of `part_bytes`. Does not remove the newest checkpoint, because the
+    /// unfinished file follows it. Returns the number of further bytes that would fit, or `None` if even
+    /// `part_bytes` do not fit.
     pub(crate) fn thin_for(
         &self,
         writer: &mut Writer,
@@ -144,8 +144,8 @@ impl Store {
         Ok(None)
     }
 
-    /// Removes a checkpoint. Returns `None`, and removes nothing, if the removal needs a temporary file of more than
-    /// `limit` bytes, or a copy of damaged data.
+    /// Removes a checkpoint. Returns `None`, and removes nothing, if the removal would need a temporary file of
+    /// more than `limit` bytes, or would copy damaged data.
     fn remove_whole(&self, writer: &mut Writer, position: u64, limit: u64) -> Result<Option<Entry>> {
         match self.remove_within(writer, position, limit) {
             Err(error) if error.is_damage() => {
@@ -160,7 +160,7 @@ impl Store {
 }
 
 /// The positions of the checkpoints to remove: checkpoints more than `keep_ns` before the end of the run. The
-/// newest old checkpoint stays. A run that goes on counts as ended at its newest checkpoint.
+/// newest old checkpoint stays. A run that has not ended is treated as if it ended at its newest checkpoint.
 pub(crate) fn too_old(entries: &[Entry], keep_ns: Option<u64>, end_ns: Option<u64>) -> Vec<u64> {
     let (Some(keep_ns), Some(newest)) = (keep_ns, entries.last()) else { return Vec::new() };
     let oldest_ns = end_ns.unwrap_or(newest.time_ns).saturating_sub(keep_ns);
@@ -169,7 +169,7 @@ pub(crate) fn too_old(entries: &[Entry], keep_ns: Option<u64>, end_ns: Option<u6
 }
 
 /// The number of bytes that a recorder may fill before it thins out. The rest below the cap is room for the
-/// temporary file of a merge. Half of the cap is room enough for any merge, whatever the sizes.
+/// temporary file of a merge. A room of half the cap is always enough for this file.
 fn goal_bytes(max_bytes: u64, room_bytes: u64) -> u64 {
     max_bytes - room_bytes.clamp(max_bytes / 8, max_bytes / 2)
 }
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(too_old(&all, Some(200), Some(u64::MAX)), [1, 5, 10, 20]);
     }
 
-    /// The room that a recorder does not fill is for the temporary file of a merge.
+    /// The part of the cap that a recorder does not fill is room for the temporary file of a merge.
     #[test]
     fn an_eighth_to_a_half_of_the_cap_is_left_to_merges() {
         for (max, room, goal) in [(80, 0, 70), (80, 8, 70), (80, 20, 60), (80, 38, 42), (80, u64::MAX, 40)] {
@@ -307,7 +307,8 @@ mod tests {
         }
     }
 
-    /// Two checkpoints. The first checkpoint's pages move into the second one's file when the first one goes.
+    /// A store with two checkpoints. If the first checkpoint is removed, its pages move into the second
+    /// checkpoint's file.
     fn two_that_merge() -> (tempfile::TempDir, Store) {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::create(dir.path(), 4, 0).unwrap();
@@ -323,7 +324,7 @@ mod tests {
         store.entries().iter().map(|entry| entry.position).collect()
     }
 
-    /// The size of [`two_that_merge`], and of the temporary file when they merge.
+    /// The size of the store [`two_that_merge`], and the size of the temporary file when its two files are merged.
     fn sizes_of_a_merge() -> (u64, u64) {
         let (_dir, store) = two_that_merge();
         let bytes = store.total_bytes();
@@ -385,8 +386,8 @@ mod tests {
             draft.page(crate::map::Space::Ram, 0, &[position as u8; PAGE_BYTES]).unwrap();
             draft.finish(&[], &[]).unwrap();
         }
-        // The removed checkpoint has the smallest gap around it, relative to its distance from the newest. Of two equal
-        // gaps, the checkpoint in the earlier gap goes.
+        // The removed checkpoint has the smallest gap around it, relative to its distance from the newest. Of two
+        // equal gaps, the checkpoint in the earlier gap is removed.
         let expected: [&[u64]; 9] = [
             &[0, 20, 30, 40, 50, 60, 70, 80],
             &[0, 20, 40, 50, 60, 70, 80],

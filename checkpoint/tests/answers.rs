@@ -1,4 +1,4 @@
-//! Information that a store and its writer return about themselves.
+//! Tests of the information that a store and its writer return about themselves.
 
 mod common;
 
@@ -119,7 +119,7 @@ fn verifying_tells_how_far_it_is() {
     assert!(told.is_sorted());
     assert!(told.iter().all(|&(_, total)| total == told[0].1));
     assert_eq!(told.last(), Some(&(told[0].1, told[0].1)));
-    // At most one report for each thousand versions, and one at the end of each file.
+    // There is one report of progress for about each thousand versions, and one at the end of each file.
     let files = model.copies.len();
     assert!((files..=2 * files).contains(&told.len()), "{} reports", told.len());
     let header = store.files().unwrap()[0].bytes;
@@ -150,7 +150,7 @@ fn the_writer_tells_what_it_has_written_once_and_ends_with_its_work_done() {
 fn a_store_without_damage_stays_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
     let (store, mut model) = example(dir.path());
-    // The files' numbers differ from the numbers in a newly written store.
+    // After these removals, the files have other numbers than the files of a newly written store.
     for position in [20, 10] {
         store.remove(position).unwrap();
         model.copies.remove(&position);
@@ -166,7 +166,8 @@ fn a_store_without_damage_stays_as_it_is() {
     model.check(&store);
 }
 
-/// Two checkpoints, of which the second needs pages of the first. The pages of the first are damaged.
+/// A store with two checkpoints. The second checkpoint needs pages in the first checkpoint's file, and these pages
+/// are damaged.
 fn damaged_in_the_first(dir: &Path) -> (Store, StoreModel) {
     let store = new_store(dir);
     let (mut model, mut machine) = (StoreModel::default(), Machine::new());
@@ -180,7 +181,7 @@ fn damaged_in_the_first(dir: &Path) -> (Store, StoreModel) {
     let mut bytes = fs::read(&path).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 0x40;
-    // The store has the file open, so write to it and do not replace it.
+    // The store has the file open. So overwrite the same file, and do not replace it by another file.
     fs::write(&path, bytes).unwrap();
     (store, model)
 }
@@ -193,7 +194,8 @@ fn what_would_need_a_copy_of_damage_is_not_thinned_out() {
     assert_eq!(store.thin(&old).unwrap(), []);
     assert_eq!(store.entries().len(), 2);
     assert!(store.remove(10).unwrap_err().is_damage());
-    // If one checkpoint must go, the newest goes.
+    // The first checkpoint cannot be removed, because the damaged pages would be copied. So the policy removes the
+    // newest checkpoint.
     let removed = store.thin(&Policy { max_checkpoints: 1, ..Policy::default() }).unwrap();
     assert_eq!(removed.iter().map(|entry| entry.position).collect::<Vec<_>>(), [20]);
 }
@@ -210,7 +212,7 @@ fn what_cannot_be_deleted_is_not_taken_for_damaged() {
     assert!(error.to_string().contains("cannot delete"), "{error}");
 }
 
-/// Enough versions for two threads to read them, and for progress reports within a file.
+/// The store has so many versions that two threads read them, and that progress is reported within a file.
 #[test]
 fn many_versions_in_one_file_are_read_and_verified() {
     const PAGES: u64 = 2500;
@@ -244,7 +246,7 @@ fn many_versions_in_one_file_are_read_and_verified() {
     let mut reports = 0;
     store.verify(|_, _| reports += 1).unwrap();
     assert_eq!(reports, 4, "one for each 1024 versions that are begun, and one at the end");
-    // Damage in any batch, on either thread.
+    // The damage may be in any batch of pages, and either thread may read this batch.
     let path = dir.path().join(file_name(Some(number)).unwrap());
     let good = fs::read(&path).unwrap();
     for tenth in 0..10 {

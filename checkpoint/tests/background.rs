@@ -1,4 +1,4 @@
-//! The background writer under a cap, with errors, and with limits of age.
+//! Tests of the background writer: under a cap, with errors, and with a limit on the age of checkpoints.
 
 mod common;
 
@@ -88,8 +88,9 @@ fn old_checkpoints_go() {
     check_maps(&store, &maps, &model.copies[&4900].machine, 4900);
 }
 
-/// A recorder with a limit of age rarely merges files, because it removes several old checkpoints together. No old
-/// checkpoint stays after there are as many old checkpoints as a quarter of the others.
+/// A recorder with a limit on the age of checkpoints rarely merges files, because it removes several old
+/// checkpoints together. Once the old checkpoints are a quarter of the number of the others, all old ones are
+/// removed.
 #[test]
 fn too_old_checkpoints_go_together_when_they_are_a_quarter_of_the_others() {
     let dir = tempfile::tempdir().unwrap();

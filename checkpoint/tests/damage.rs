@@ -1,4 +1,5 @@
-//! Damaged, foreign and half-written files give an error or the right contents, never a panic or wrong bytes.
+//! Tests that damaged, foreign and half-written files cause an error, or still yield the right contents. Such files
+//! never cause a panic, and never yield wrong bytes.
 
 mod common;
 
@@ -70,7 +71,8 @@ fn every_changed_byte_is_noticed() {
     read_all(dir.path(), &model).unwrap();
 }
 
-/// A page can be packed in many ways: equal bytes, for example, with repetitions at any distance.
+/// A page can be packed in many ways. For example, LZ4 can pack equal bytes as a repetition at any distance. So
+/// only a checksum of the packed bytes shows every changed bit.
 #[test]
 fn every_changed_bit_of_a_blob_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
@@ -80,7 +82,8 @@ fn every_changed_bit_of_a_blob_is_noticed() {
         let mut draft = store.add(position, 0).unwrap();
         draft.page(Space::Ram, 0, &contents).unwrap();
         draft.finish(&[], &[]).unwrap();
-        // First a small difference from the first version, which becomes a patch; then a large one.
+        // The second version differs little from the first version, so it becomes a patch. The third version
+        // differs much.
         let changed = if position == 10 { 1 } else { 150 };
         contents.chunks_exact_mut(16).take(changed).for_each(|words| words[3] ^= 0x21);
     }
@@ -125,7 +128,7 @@ fn files_in_the_wrong_place_are_refused() {
     let all = files(dir.path());
     let (first, second) = (&all[0], &all[1]);
     let good = fs::read(first).unwrap();
-    // A file under another file's name, a missing file, a file of another machine.
+    // Three cases: a file under another file's name, a missing file, and a file of another machine.
     fs::copy(second, first).unwrap();
     assert!(Store::open(dir.path()).err().unwrap().is_damage());
     fs::remove_file(first).unwrap();
@@ -160,7 +163,7 @@ proptest! {
                 fs::write(path, bytes).unwrap();
             }
         }
-        // The reader may refuse or read the store, but must not panic or return other contents.
+        // The reader may refuse the store or read it, but must not panic or return wrong contents.
         let _ = read_all(dir.path(), &model);
     }
 }
@@ -175,7 +178,8 @@ fn a_killed_writer_leaves_a_store_that_opens() {
             files(dir.path()).into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect();
         store.remove(removed).unwrap();
         drop(store);
-        // Killed before the rename: the merged file is a part, complete or not, and all others are unchanged.
+        // The writer is killed before the rename. The merged file, complete or not, still has its `.part` name, and
+        // all other files are unchanged.
         let merged: Vec<(PathBuf, Vec<u8>)> =
             files(dir.path()).into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect();
         let changed: Vec<_> = merged.iter().filter(|file| !before.contains(file)).collect();
@@ -190,7 +194,7 @@ fn a_killed_writer_leaves_a_store_that_opens() {
                 model.check(&Store::open(dir.path()).unwrap());
             }
             fs::remove_file(&part).unwrap();
-            // Killed between the rename and the deletion: the removed checkpoint still exists.
+            // The writer is killed between the rename and the deletion. The removed checkpoint still exists.
             fs::write(path, bytes).unwrap();
         }
         let gone: Vec<_> = before.iter().filter(|(path, _)| !merged.iter().any(|(m, _)| m == path)).collect();
@@ -199,7 +203,7 @@ fn a_killed_writer_leaves_a_store_that_opens() {
         let store = Store::open(dir.path()).unwrap();
         model.check(&store);
         store.verify(|_, _| {}).unwrap();
-        // The next writer can continue with any operations.
+        // The next writer can add and remove checkpoints as usual.
         let machine = model.copies[&60].machine.clone();
         model.add(&store, 70, &machine);
         for position in [removed, 30, 70, 50] {
@@ -237,7 +241,8 @@ fn a_reader_keeps_what_a_writer_removes() {
         model.check(&reader);
     }
     assert_eq!(Store::open(dir.path()).unwrap().entries().len(), 0);
-    // A second writer waits for the first one, and then sees its changes.
+    // A second writer fails while the first writer has the lock. Later the second writer sees the first writer's
+    // changes.
     assert!(matches!(reader.remove(10).unwrap_err().kind, StoreErrorKind::Busy));
     drop(store);
     assert!(matches!(reader.remove(10).unwrap_err().kind, StoreErrorKind::Missing(10)));
@@ -298,8 +303,8 @@ fn a_file_that_cannot_be_deleted_is_still_a_checkpoint() {
         fs::rename(&aside, &path).unwrap();
         model.check(&store);
         model.check(&Store::open(dir.path()).unwrap());
-        // The next process can continue with any operations. These include removals of later checkpoints that
-        // took over the data.
+        // The next process can add and remove checkpoints as usual. These removals include later checkpoints, whose
+        // files took over the data.
         let machine = model.copies[&60].machine.clone();
         model.add(&store, 70, &machine);
         let order =
@@ -325,14 +330,14 @@ fn what_is_damaged_is_not_copied() {
     let damaged = files(dir.path())[0].clone();
     let mut bytes = fs::read(&damaged).unwrap();
     bytes[100] ^= 1;
-    // Write the file in place, because the store has it open.
+    // Overwrite the same file, and do not replace it, because the store has it open.
     fs::write(&damaged, &bytes).unwrap();
     let before: Vec<Vec<u8>> = files(dir.path()).iter().map(|path| fs::read(path).unwrap()).collect();
     let error = store.remove(10).unwrap_err();
     assert!(error.is_damage() && error.path == damaged, "{error}");
     let after: Vec<Vec<u8>> = files(dir.path()).iter().map(|path| fs::read(path).unwrap()).collect();
     assert!(before == after, "nothing has changed");
-    // Thinning keeps checkpoints that it cannot copy, and thins out the others.
+    // Thinning keeps checkpoints whose removal would copy damaged data, and thins out the others.
     let removed = store.thin(&Policy { max_checkpoints: 3, ..Policy::default() }).unwrap();
     assert_eq!((removed.len(), store.entries()[0].position), (4, 10));
     let error = Store::open(dir.path()).unwrap().verify(|_, _| {}).unwrap_err();
@@ -435,7 +440,7 @@ fn a_removal_that_is_cut_short_leaves_what_the_removed_checkpoint_needs() {
     let store = Store::open(dir.path()).unwrap();
     model.check(&store);
     store.verify(|_, _| {}).unwrap();
-    // Versions without references go with the next removal.
+    // The next removal also removes the versions without references from their file.
     for position in [20, 40] {
         store.remove(position).unwrap();
         model.copies.remove(&position);
@@ -483,7 +488,7 @@ fn a_missing_file_is_noticed_where_nothing_refers_to_it() {
     let store = Store::open(dir.path()).unwrap();
     let maps = store.maps_at(10).unwrap();
     common::check_maps(&store, &maps, &model.copies[&10].machine, 10);
-    // A second request fails too.
+    // A second request for the same maps fails, too.
     for _ in 0..2 {
         assert!(store.maps_at(30).unwrap_err().is_damage());
     }
@@ -553,8 +558,9 @@ fn damage_that_no_checkpoint_needs_goes_and_costs_none() {
         machine.write(Space::Ram, page, code);
         model.add(&store, position, &machine);
     }
-    // For the third checkpoint, the first one's page moves into the second one's file. The page stays in the second
-    // one's file after the third checkpoint has gone.
+    // When the first checkpoint is removed, its page moves into the second checkpoint's file, because the third
+    // checkpoint needs this page. The page stays in the second checkpoint's file after the third checkpoint is
+    // removed.
     for position in [10, 30] {
         store.remove(position).unwrap();
         model.copies.remove(&position);
@@ -585,7 +591,7 @@ fn a_page_that_cannot_be_read_is_not_taken_for_damaged() {
     let number = add(10, 113).unwrap().number;
     let path = dir.path().join(checkpoint::file_name(Some(number)).unwrap());
     let good = fs::read(&path).unwrap();
-    // The store has the file open, so this damage truncates the file in place of replacing it.
+    // The store has the file open. So this damage truncates the same file, and does not replace it by another file.
     fs::write(&path, &good[..20]).unwrap();
     store.maps_at(10).unwrap();
     let error = add(20, 114).unwrap_err();

@@ -1,4 +1,5 @@
-//! Two stores, byte by byte, from the program that first wrote version 2 of the format.
+//! Uses two stores that the first program with version 2 of the format wrote. The tests read both stores, and write
+//! one of the two again with the same bytes.
 //!
 //! These tests fail if a field of the footer or the directory is moved, added or retyped. In that case, make version 3
 //! of the format and keep reading version 2. Never regenerate the files.
@@ -25,7 +26,7 @@ struct Checkpoint {
     position: u64,
     time_ns: u64,
     head: &'static [u8],
-    /// The state is these bytes, repeated.
+    /// The bytes that are repeated to make the checkpoint's state.
     state: &'static [u8],
     repeated: usize,
     written: Pages,
@@ -128,7 +129,7 @@ fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
-/// Contents by version. Noise cannot be compressed.
+/// The contents of a page in this version. The contents called noise cannot be compressed.
 fn page(version: Version) -> Page {
     let mut page = [0; PAGE_BYTES];
     match version {
@@ -213,8 +214,8 @@ fn old_stores_are_read() {
     }
 }
 
-/// Tests only the store without compression. Another version of a compressor may write the same format with other
-/// bytes.
+/// Tests only the store without compression. For the other store, another version of a compressor may write other
+/// bytes in the same format.
 #[test]
 fn new_stores_have_the_same_bytes() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Compares any sequence of additions, removals and reopenings with full copies.
+//! Adds checkpoints, removes checkpoints and reopens the store in random order. Compares the store with full copies
+//! of the checkpoints.
 
 mod common;
 
@@ -173,7 +174,7 @@ fn equal_pages_are_stored_once() {
     let dir = tempfile::tempdir().unwrap();
     let (store, mut model) = example(dir.path());
     let before = store.entries();
-    // RAM and disk get contents that other pages have had; every page is handed in.
+    // Pages of RAM and disk get contents that are already stored for other pages.
     let mut machine = model.copies[&60].machine.clone();
     machine.write(Space::Ram, 300, 3);
     machine.write(Space::Disk, 30, 3);
@@ -230,8 +231,8 @@ fn what_nobody_needs_is_gone() {
     assert!(matches!(store.state_at(10).unwrap_err().kind, StoreErrorKind::Missing(10)));
 }
 
-/// A delta can lose its own checkpoint and then all other references. The delta and its base stay in a
-/// neighbour's file until that file is rewritten.
+/// First the checkpoint that stored a delta is removed, and then all other checkpoints that refer to the delta. The
+/// delta and its base stay in a neighbour's file until that file is rewritten.
 #[test]
 fn what_only_a_lost_difference_needs_goes_with_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -265,7 +266,7 @@ fn a_draft_that_is_given_up_needs_nothing() {
         machine.write(Space::Ram, 0, code);
         model.add(&store, position, &machine);
     }
-    // Equal contents are not stored again: the new checkpoint refers to the first one's.
+    // Equal contents are not stored again. The new checkpoint refers to the first checkpoint's version.
     let mut draft = store.add(30, 0).unwrap();
     draft.page(Space::Ram, 1, &common::page(17)).unwrap();
     drop(draft);
@@ -275,7 +276,8 @@ fn a_draft_that_is_given_up_needs_nothing() {
     model.check(&store);
 }
 
-/// A later process reuses numbers of files and of versions, which then mean something else.
+/// A later process reuses numbers of removed files and versions. An old number then stands for another file or
+/// version.
 #[test]
 fn a_store_that_another_process_has_changed_forgets_what_it_knew() {
     let dir = tempfile::tempdir().unwrap();
@@ -286,7 +288,7 @@ fn a_store_that_another_process_has_changed_forgets_what_it_knew() {
     drop(store);
     let reader = Store::open(dir.path()).unwrap();
     model.check(&reader);
-    // The next process reuses the numbers of removed files.
+    // The next process reuses the number of the removed file.
     let other = Store::open(dir.path()).unwrap();
     other.remove(70).unwrap();
     drop(other);
@@ -305,7 +307,7 @@ fn a_stored_page_that_becomes_zero_costs_nothing_and_comes_back() {
     let dir = tempfile::tempdir().unwrap();
     let store = new_store(dir.path());
     let (mut model, mut machine) = (StoreModel::default(), Machine::new());
-    // Stored, zero, still zero, other contents, zero again; in RAM and on disk.
+    // A page of RAM and a disk block are stored, become zero, stay zero, get other contents, and become zero again.
     for (position, code) in [(10, 35), (20, 0), (30, 0), (40, 36), (50, 0)] {
         machine.write(Space::Ram, 7, code);
         machine.write(Space::Disk, 3, code);

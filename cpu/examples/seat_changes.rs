@@ -12,10 +12,10 @@ use harness::{CODE, Machine};
 use iced_x86::code_asm::*;
 
 const STEPS: u64 = 20_000_000;
-/// Steps of a round: each instruction is one.
+/// The number of steps in one round of the loop. Each instruction of the loop is one step.
 const ROUND_STEPS: u64 = 4;
 
-/// Seconds for [`STEPS`] steps.
+/// The number of seconds in which the CPU executes [`STEPS`] steps.
 #[allow(clippy::disallowed_methods, reason = "a benchmark reads the host's clock")]
 fn run(pauses: bool) -> f64 {
     let machine = Machine::long();

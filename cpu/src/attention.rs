@@ -3,9 +3,10 @@
 
 /// Interrupt lines must be sampled ([`Bus::signals`](crate::bus::Bus::signals)) or are known to be raised.
 pub const SIGNALS: u32 = 1;
-/// An interrupt shadow is in force for exactly one instruction.
+/// An interrupt shadow is in force. The shadow ends when the next instruction has completed.
 pub const SHADOW: u32 = 1 << 1;
-/// TF, RF, guest debug registers or a pending debug trap: execute one instruction at a time.
+/// TF, RF, the guest's debug registers or a pending debug trap require that the CPU executes one instruction at a
+/// time.
 pub const DEBUG: u32 = 1 << 2;
 /// Decoded code of the pages in `Core::stale_code` must be dropped.
 pub const STALE_CODE: u32 = 1 << 3;

@@ -1,10 +1,12 @@
-//! The CPU's interface to the rest of the machine. The machine implements [`Bus`], and the CPU calls it at exact points
-//! of the instruction stream. Each call passes the step count of its point, so that time is an argument.
+//! The CPU's interface to the rest of the machine. The machine implements [`Bus`], and the CPU calls the machine at
+//! exact points of the instruction stream. Calls whose result may depend on time pass the CPU's step count at that
+//! point.
 
-/// Requests of the board to the CPU, sampled between instructions after every bus access.
+/// Requests of the board to the CPU. After an instruction that accessed the bus, the CPU samples these requests
+/// before the next instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BusSignals {
-    /// Whether the INTR line is raised: an interrupt controller has a vector to deliver.
+    /// Whether the INTR line is raised, because an interrupt controller has a vector to deliver.
     pub interrupt: bool,
     /// Whether a non-maskable interrupt waits ([`Bus::take_nmi`] consumes the interrupt).
     pub nmi: bool,
@@ -12,7 +14,7 @@ pub struct BusSignals {
     pub stop: bool,
 }
 
-/// Whether a processor waits for a start-up message (SIPI). A processor waits after INIT.
+/// Whether a processor waits for a start-up message (SIPI). After INIT, a processor waits for this message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Startup {
     /// The processor has started, and waits for no message.
@@ -24,13 +26,13 @@ pub enum Startup {
     Due,
 }
 
-/// The board's requests to a processor, which may not have the *seat*. A processor has the seat while its turn lasts
-/// (`exec/seats.rs`). The requests decide whether the processor can run in a turn.
+/// The board's requests to a processor, which need not have the *seat*. A processor has the seat while its turn
+/// lasts (`exec/seats.rs`). The requests decide whether the processor can run in a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessorSignals {
-    /// As [`BusSignals::interrupt`].
+    /// Whether the processor's INTR line is raised (see [`BusSignals::interrupt`]).
     pub interrupt: bool,
-    /// As [`BusSignals::nmi`].
+    /// Whether a non-maskable interrupt waits for the processor (see [`BusSignals::nmi`]).
     pub nmi: bool,
     /// Whether the processor waits for a start-up message.
     pub startup: Startup,
@@ -47,21 +49,21 @@ pub trait Bus {
     fn mmio_read(&mut self, steps: u64, gpa: u64, data: &mut [u8]);
     /// Writes guest-physical memory that is not RAM. The access never crosses a page.
     fn mmio_write(&mut self, steps: u64, gpa: u64, data: &[u8]);
-    /// The board's requests at this moment.
+    /// The board's present requests to the processor in the seat.
     fn signals(&mut self) -> BusSignals;
     /// The board's requests to the processor with this number, which need not have the seat.
     fn processor_signals(&mut self, _processor: usize) -> ProcessorSignals {
         ProcessorSignals::default()
     }
-    /// Tells the board that the processor with this number has got the seat. Later calls of other functions come from
-    /// this processor.
+    /// Tells the board that the processor with this number has got the seat. Until the next call of `take_seat`,
+    /// calls of other functions come from this processor.
     fn take_seat(&mut self, _processor: usize) {}
     /// Consumes the start-up message that waits for the processor in the seat. Returns the number of the page where the
     /// processor starts; `None` if no message waits.
     fn take_start(&mut self) -> Option<u8> {
         None
     }
-    /// The interrupt acknowledge cycle; `None` if the request was withdrawn.
+    /// Makes the interrupt acknowledge cycle and returns the vector; `None` if the request was withdrawn.
     fn acknowledge_interrupt(&mut self) -> Option<u8>;
     /// Consumes a waiting NMI. Returns whether an NMI waited.
     fn take_nmi(&mut self) -> bool;
@@ -78,9 +80,10 @@ pub trait Bus {
     fn cr8(&mut self) -> u64;
     /// Sets CR8.
     fn set_cr8(&mut self, steps: u64, value: u64);
-    /// Tells the board that the CPU executed HLT at privilege level 0. `following` is the code byte after HLT, in
-    /// 64-bit mode. If the board returns a value, these two bytes stand for an RDTSC of the kernel. The CPU then does
-    /// not halt: it gives the guest this raw time-stamp counter and continues after both bytes.
+    /// Tells the board that the CPU executed HLT at privilege level 0. `following` is the code byte after HLT, or
+    /// `None` outside 64-bit mode. If the board returns a value, HLT and this byte replace an RDTSC in the kernel.
+    /// The CPU then does not halt: it gives the guest the returned raw time-stamp counter and continues after both
+    /// bytes.
     fn halt(&mut self, _steps: u64, _following: Option<u8>) -> Option<u64> {
         None
     }
@@ -88,8 +91,8 @@ pub trait Bus {
     fn tsc(&mut self, steps: u64) -> u64;
 }
 
-/// A board for programs that need no devices. Reads of ports and memory return ones, no interrupt comes, and MSRs of
-/// the board raise #GP. `written` lists the port writes.
+/// A board for programs that need no devices. Reads of ports and device memory return all bits set, no interrupt
+/// arrives, and MSRs of the board raise #GP. `written` lists the port writes.
 #[derive(Clone, Debug, Default)]
 pub struct EmptyBus {
     /// Port and value of each write, in the order of the writes.

@@ -1,5 +1,5 @@
 //! Decoded code: blocks of straight-line ops. A block is keyed by the physical address and the mode that it was decoded
-//! for. A store to a block's bytes drops the block.
+//! for. A store to a block's bytes drops all blocks of the page.
 
 use std::ops::RangeInclusive;
 
@@ -10,10 +10,10 @@ use translator::{Entry, Translation, Translator};
 use crate::code_lines::CodeLines;
 use crate::op::Op;
 
-/// Limit for the bytes of stored translations. Above the limit, all blocks are dropped.
+/// Limit for the bytes of stored translations. At the limit, all translations are dropped.
 const MOST_KEPT: usize = 96 << 20;
-/// The largest number of addresses at which one block may have placed code: a page can be mapped
-/// at many addresses.
+/// The largest number of guest addresses for which one block may have placed code. A page can be mapped at many
+/// guest addresses.
 const MOST_PLACES: usize = 4;
 /// Longest block, in instructions. The translator accepts every block up to this length.
 pub(crate) const MAX_OPS: usize = translator::MAX_INSTRUCTIONS;
@@ -28,12 +28,12 @@ const JUMP_SLOTS: usize = 1 << 15;
 /// Number of neighbouring slots of `jumps` that serve the addresses of one page.
 const JUMP_SLOTS_OF_PAGE: usize = 64;
 
-/// Size of a line in bytes. Blocks are listed by the lines of a page that they touch.
+/// Size of a line in bytes. For each line, the code cache lists the blocks that touch the line.
 const LINE_BYTES: u64 = 64;
 /// The number of lines in a page.
 const LINES: usize = (PAGE_SIZE / LINE_BYTES) as usize;
 
-/// Number of a block in its cache.
+/// Number of a block in the [`CodeCache`].
 pub(crate) type BlockNumber = u32;
 
 /// A run of instructions that ends at a branch, at a mode-changing instruction or at the page's end.
@@ -46,7 +46,8 @@ pub(crate) struct Block {
     /// The number of the second RAM page of a block whose single instruction crosses into this page; `None` for all
     /// other blocks.
     pub second_page: Option<u64>,
-    /// Whether a breakpoint may stand at the block's first instruction, or an observer may want its fetch.
+    /// Whether a breakpoint may be set at the block's first instruction, or an observer may want the fetch of this
+    /// instruction.
     pub check_first: bool,
     /// How often the interpreter has executed the block. The count ends when the block is translated.
     pub heat: u32,
@@ -73,7 +74,7 @@ impl Block {
 pub(crate) struct BlockKey(u64);
 
 impl BlockKey {
-    /// The key of the code at a RAM offset, decoded in a mode. The four low bits of `mode` count.
+    /// The key of the code at a RAM offset, decoded in a mode. Only the four low bits of `mode` are used.
     pub fn new(ram_offset: u64, mode: u8) -> BlockKey {
         BlockKey(ram_offset << 4 | u64::from(mode & 15))
     }
@@ -147,7 +148,7 @@ impl CodeCache {
         self.translator.as_ref()?.is_alive(*entry).then_some(*entry)
     }
 
-    /// As [`CodeCache::block`], but mutable.
+    /// Returns the block with this number, for changes. The block must exist.
     #[inline(always)]
     pub fn block_mut(&mut self, number: BlockNumber) -> &mut Block {
         self.blocks[number as usize].as_mut().expect("only live blocks are remembered")
@@ -158,8 +159,8 @@ impl CodeCache {
         (rip >> 6 ^ rip & (JUMP_SLOTS_OF_PAGE as u64 - 1)) as usize & (JUMP_SLOTS - 1)
     }
 
-    /// The block that was last found for this RIP and this `Core::code_tag`, if the block still exists. The caller
-    /// checks whether the page of RIP still maps to the block.
+    /// The block that was last remembered for this RIP and this `Core::code_tag`, if the block still exists. The
+    /// caller must check that RIP is still mapped to the block's bytes.
     #[inline(always)]
     pub fn jump(&self, rip: u64, tag: u64) -> Option<BlockNumber> {
         let slot = &self.jumps[Self::jump_index(rip)];
@@ -173,7 +174,7 @@ impl CodeCache {
         self.blocks.get(number as usize).and_then(Option::as_ref).is_some_and(|block| block.serial == serial)
     }
 
-    /// Remembers the block that a RIP led to.
+    /// Remembers that a RIP and a `Core::code_tag` lead to a block.
     pub fn remember_jump(&mut self, rip: u64, tag: u64, block: BlockNumber) {
         let serial = self.block(block).serial;
         self.jumps[Self::jump_index(rip)] = JumpSlot { rip, tag, block, serial };
@@ -238,7 +239,7 @@ impl CodeCache {
         (number, flagged)
     }
 
-    /// Removes dropped blocks from the lists by lines.
+    /// Removes dropped blocks from the lists in `by_line`.
     fn tidy_lines(&mut self) {
         let mut lines = std::mem::take(&mut self.by_line);
         lines.iter_mut().for_each(|list| list.retain(|&(number, serial)| self.stands(number, serial)));
@@ -249,7 +250,7 @@ impl CodeCache {
     fn next_serial(&mut self) -> u32 {
         self.serial = self.serial.wrapping_add(1);
         if self.serial == 0 {
-            // Serial numbers start again at zero, so forget jumps remembered under old ones.
+            // Serial numbers start again at zero, so forget the jumps that were remembered with old serial numbers.
             self.jumps.fill(NO_JUMP);
         }
         self.serial
@@ -263,7 +264,7 @@ impl CodeCache {
         ram.flags().clear(page, PageFlags::CODE);
     }
 
-    /// Drops the blocks, in any page, that have an instruction at an offset of their page, or end there.
+    /// Drops all blocks, in any page, that contain the byte at this page offset or end right before it.
     pub fn drop_offset(&mut self, offset: u16) {
         let offset = u64::from(offset);
         let line = (offset / LINE_BYTES) as usize;
@@ -299,7 +300,7 @@ impl CodeCache {
         }
     }
 
-    /// Drops everything.
+    /// Drops all blocks and all placed code.
     pub fn clear(&mut self, ram: &GuestRam, lines: &mut CodeLines) {
         if self.blocks.is_empty() {
             return;
@@ -331,7 +332,8 @@ impl CodeCache {
         placed.retain(|(at, _)| *at != rip);
         let oldest = (placed.len() == MOST_PLACES).then(|| placed.remove(0));
         placed.push((rip, entry));
-        // Dropping a block forgets only the code in its list. So forget the code that leaves the list here.
+        // When the block is dropped, only the code in the list `placed` is forgotten. So forget the code that was
+        // just removed from the list.
         if let Some((_, oldest)) = oldest {
             self.forget_placed(oldest);
         }
@@ -346,7 +348,7 @@ impl CodeCache {
     /// Keeps a block's translation.
     pub fn keep(&mut self, number: BlockNumber, translation: Translation) {
         if self.kept >= MOST_KEPT {
-            // Placed code holds references to the translations too.
+            // Placed code holds references to the translations, so drop the placed code too.
             self.drop_placed();
             self.blocks.iter_mut().flatten().for_each(|block| block.translation = None);
             self.kept = 0;
@@ -356,7 +358,7 @@ impl CodeCache {
         self.kept -= old.map_or(0, |old| old.size());
     }
 
-    /// Drops the code of a translation at one place.
+    /// Drops one piece of placed code.
     fn forget_placed(&mut self, entry: Entry) {
         let Some(translator) = &mut self.translator else { return };
         self.gone += u32::from(translator.is_alive(entry));
@@ -371,14 +373,14 @@ impl CodeCache {
     }
 }
 
-/// The lines of the page that a block touches, including the byte after the block.
+/// The lines of the block's first page that contain bytes of the block, or the byte after the block.
 fn lines_touched(start: u64, length: u16) -> RangeInclusive<usize> {
     let first = start % PAGE_SIZE;
     let last = (first + u64::from(length)).min(PAGE_SIZE - 1);
     (first / LINE_BYTES) as usize..=(last / LINE_BYTES) as usize
 }
 
-/// A block about to enter the cache.
+/// A decoded block that is not yet in the cache.
 pub(crate) struct NewBlock {
     pub key: BlockKey,
     /// RAM offset of the first byte.
@@ -389,7 +391,7 @@ pub(crate) struct NewBlock {
     pub check_first: bool,
 }
 
-/// Pages that became code pages: stores to them must leave the fast path.
+/// Pages that had no decoded code before. From now on, stores to these pages must leave the fast path.
 #[derive(Default)]
 pub(crate) struct Flagged {
     pages: [Option<u64>; 2],
@@ -437,7 +439,7 @@ mod tests {
         cache.keep(number, translation);
     }
 
-    /// RAM, and the code cache over it.
+    /// RAM, and a code cache for blocks in this RAM.
     struct Bench {
         ram: GuestRam,
         lines: CodeLines,
@@ -450,7 +452,7 @@ mod tests {
             Bench { lines: CodeLines::new(&ram), ram, cache: CodeCache::new() }
         }
 
-        /// A bench with a translator; `None` on hosts without one.
+        /// A `Bench` whose code cache has a translator; `None` on hosts without a translator.
         fn translating() -> Option<Bench> {
             let mut bench = Bench::new();
             bench.cache.translator =
@@ -458,8 +460,8 @@ mod tests {
             Some(bench)
         }
 
-        /// Adds a block of some bytes at a RAM offset. Also returns the block's pages that had no code
-        /// before.
+        /// Adds a block of `length` bytes at a RAM offset. Returns the block's number, and the block's pages that
+        /// had no code before.
         fn add(&mut self, start: u64, length: u16) -> (BlockNumber, Vec<u64>) {
             let end = start + u64::from(length) - 1;
             let second_page = (end / PAGE_SIZE != start / PAGE_SIZE).then_some(end / PAGE_SIZE);
@@ -505,7 +507,7 @@ mod tests {
         assert_eq!(bench.cache.jump(0x4011, 7), None);
         bench.drop_page(1);
         assert_eq!(bench.cache.jump(0x4010, 7), None);
-        // The number now belongs to another block.
+        // The new block gets the number of the dropped block.
         assert_eq!(bench.add(0x2010, 5).0, number);
         assert_eq!(bench.cache.jump(0x4010, 7), None);
     }
@@ -550,7 +552,7 @@ mod tests {
             assert_eq!(found, [dropped != 1, false, dropped != 2]);
             assert_eq!([bench.is_code(1), bench.is_code(2)], [dropped != 1, dropped != 2]);
             assert_eq!(touches(&bench), [dropped != 1, dropped != 2, dropped != 2]);
-            // A block that crosses pages leaves nothing in the other page's list.
+            // Dropping one page has also removed the block that crosses pages from the other page's list.
             bench.drop_page(3 - dropped);
             assert!(bench.cache.by_key.is_empty() && bench.cache.by_page.is_empty());
         }
@@ -558,7 +560,8 @@ mod tests {
 
     #[test]
     fn blocks_are_dropped_by_an_offset_in_any_page() {
-        // An offset, and which of the blocks contain it: bytes 0x10-0x14, 0x3e-0x45 and 0xffe-0xfff and on.
+        // A page offset, and for each of three blocks whether the block is dropped. The blocks are at 0x10-0x14, at
+        // 0x3e-0x45, and from 0xffe into the next page.
         let cases = [
             (0x0f, [false, false, false]),
             (0x10, [true, false, false]),
@@ -581,7 +584,7 @@ mod tests {
             let gone = starts.map(|start| bench.cache.find(BlockKey::new(start, 0)).is_none());
             assert_eq!(gone, dropped, "{offset:#x}");
             bench.check_count();
-            // A look-up still finds the remaining blocks by their own offsets.
+            // The blocks that were not dropped are dropped by the offsets of their first bytes.
             for start in starts {
                 bench.cache.drop_offset((start % PAGE_SIZE) as u16);
             }
@@ -615,7 +618,7 @@ mod tests {
         let translation = cache.translation(number).expect("it serves anywhere").clone();
         let places =
             [0x7f12_3456_7000, 0x7f12_0000_0000, 0x5555_0000_2000, 0x7f00_0000_0000, 0x7f12_3456_7000];
-        // A translation for short addresses is not valid at long ones.
+        // A translation that was made for a low address is not valid at a high address, whose encoding is longer.
         assert!(cache.place(number, places[0], &translation).is_none());
         translate(&mut cache, number, places[0]);
         let translation = cache.translation(number).expect("it serves anywhere").clone();
@@ -662,7 +665,8 @@ mod tests {
             }
         }
         assert_eq!(dropped, 2);
-        // Code that was dropped together with all other code is not counted again.
+        // `drop_placed` has dropped the block's code and reset the counts. So dropping the block afterwards does
+        // not count this code.
         let gone = cache.gone;
         cache.drop_placed();
         cache.drop_page(&ram, &mut lines, 1);

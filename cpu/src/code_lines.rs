@@ -1,9 +1,8 @@
-//! Records which lines of RAM hold decoded code. A store drops code only if it touches such a line, and not if it
-//! touches another line of the page.
+//! Records which lines of RAM hold decoded code. A store drops decoded code only if the store touches such a line.
 
 use guest_ram::{GuestRam, PAGE_SIZE};
 
-/// Size of a line in bytes: the granularity at which stores to code are noticed.
+/// Size of a line in bytes. Stores to code are noticed at this granularity.
 const LINE_BYTES: u64 = 64;
 
 /// The lines of each RAM page that hold decoded code.
@@ -31,7 +30,7 @@ impl CodeLines {
         self.0[page as usize] |= Self::mask(offset, length);
     }
 
-    /// Forgets a page's lines, once no decoded code came from the page.
+    /// Forgets the lines of a page whose decoded code was dropped.
     pub fn clear_page(&mut self, page: u64) {
         self.0[page as usize] = 0;
     }
@@ -44,7 +43,7 @@ mod tests {
     #[test]
     fn stores_are_told_apart_by_lines() {
         let ram = GuestRam::new(4 * PAGE_SIZE).unwrap();
-        // A range of code, a range of a store, and whether they share a line.
+        // Each case: a range of code, a range of a store, and whether the two ranges share a line.
         let cases = [
             ((0x40, 1), (0x40, 1), true),
             ((0x40, 1), (0x7f, 1), true),
@@ -59,7 +58,8 @@ mod tests {
             ((0, 0x1000), (0xfc0, 1), true),
             ((0xfff, 1), (0xfc0, 8), true),
             ((0xfff, 1), (0xfb8, 8), false),
-            // An empty range touches nothing; a range that continues in the next page ends with its own page.
+            // An empty range is treated as a range of one byte. A range that continues in the next page is cut at
+            // the end of its first page.
             ((0x80, 0), (0x80, 1), true),
             ((0x80, 0), (0x7f, 1), false),
             ((0xff8, 16), (0xff0, 1), true),

@@ -13,7 +13,7 @@ const CR0_KNOWN: u64 =
 const BEYOND_PHYSICAL: u64 = !((1 << PHYSICAL_BITS) - 1);
 
 impl Core {
-    /// Writes CR0 with all its consequences: modes, paging, LMA, PDPTEs.
+    /// Writes CR0, and makes all changes that follow: to modes, paging, LMA and PDPTEs.
     pub(crate) fn write_cr0(&mut self, value: u64) -> Res<()> {
         let old = self.state.cr0;
         let inconsistent = value >> 32 != 0
@@ -51,7 +51,8 @@ impl Core {
 
     pub(crate) fn write_cr3(&mut self, value: u64) -> Res<()> {
         if self.long_mode() {
-            // With PCIDs, bit 63 means "keep translations". The bit has no effect here and is not stored.
+            // With CR4.PCIDE, bit 63 of the value means "keep translations". This CPU ignores the bit and does not
+            // store it.
             let pcids = self.state.cr4 & cr4::PCIDE != 0;
             let value = if pcids { value & !(1 << 63) } else { value };
             if value & BEYOND_PHYSICAL != 0 {

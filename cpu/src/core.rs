@@ -40,19 +40,20 @@ impl CodeSize {
 
 /// The state that instruction handlers work on: registers, modes, translations.
 pub struct Core {
-    /// The part that generated code accesses too. `regs` are general registers 0 to 15, then constant zero
-    /// ([`crate::slots::REG_ZERO`]) and the running block's RIP. `seg_base` are segment bases by slot. Slot 6 is always
-    /// zero; in 64-bit mode ES, CS, SS and DS are zero too.
+    /// The part that generated code accesses too. `regs` holds general registers 0 to 15, then the constant zero
+    /// ([`crate::slots::REG_ZERO`]) and the running block's RIP. `seg_base` holds segment bases by slot. The base
+    /// in slot 6 is always zero; in 64-bit mode the bases of ES, CS, SS and DS are zero too.
     pub frame: Frame,
     /// The six arithmetic flags.
     pub flags: LazyFlags,
-    /// All other RFLAGS bits (the arithmetic ones are zero here).
+    /// All bits of RFLAGS but the six arithmetic flags, which are zero in this field.
     pub rflags: u64,
-    /// Address of the next instruction; valid between blocks and when an instruction sets it.
+    /// Address of the next instruction. The field is valid between blocks, and after an instruction that sets RIP.
     pub rip: u64,
-    /// Steps at the start of the running block; between blocks the exact count.
+    /// The step count at the start of the running block. Between blocks, the exact step count.
     pub block_steps: u64,
-    /// Index in the block of the running instruction, so that `block_steps + index` is its step count.
+    /// Index of the running instruction in its block. `block_steps + index` is the number of steps before this
+    /// instruction.
     pub index: u64,
     /// The number of retired conditional branches.
     pub branches: u64,
@@ -82,19 +83,19 @@ pub struct Core {
     pub code_size: CodeSize,
     /// The bits of RSP that form the stack pointer. Stack addresses wrap around at this width.
     pub stack_mask: u64,
-    /// Base and limit of the last code segment that was not 64-bit. The current number in `code_segments` stands for
+    /// Base and limit of the last code segment that was not 64-bit. The current value of `code_segments` identifies
     /// this segment.
     last_code_segment: (u64, u32),
-    /// Counts the changes of `last_code_segment`. The count is a part of [`Core::code_tag`], so the code cache forgets
-    /// jumps of other segments.
+    /// Counts the changes of `last_code_segment`. The count is a part of [`Core::code_tag`], so the code cache does
+    /// not find jumps that were remembered for another segment.
     code_segments: u64,
     /// The exception of the last [`Break::Fault`].
     pub exception: Exception,
     /// Address translation.
     pub mmu: Mmu,
-    /// The CPU model: decides which instructions exist and what CPUID returns.
+    /// The CPU model, which decides which instructions exist and what CPUID returns.
     pub(crate) model: CpuModel,
-    /// The model's differences from other processors in how it executes instructions.
+    /// The CPU model's differences from other processors in the execution of instructions.
     pub(crate) quirks: Quirks,
     /// Guest memory.
     pub ram: GuestRam,
@@ -159,7 +160,8 @@ impl Core {
         self.update_mmu_index();
     }
 
-    /// The whole architectural state in canonical form: two CPUs that continue equally give equal values.
+    /// The whole architectural state in canonical form: two CPUs that would behave equally from now on give equal
+    /// values.
     pub fn save_state(&self) -> CpuState {
         let mut state = self.state.clone();
         state.gpr.copy_from_slice(&self.frame.regs[..16]);
@@ -201,25 +203,27 @@ impl Core {
         self.update_debug_attention();
     }
 
-    /// Step count of the running instruction: the number of steps before it.
+    /// The number of steps before the running instruction.
     #[inline(always)]
     pub fn steps(&self) -> u64 {
         self.block_steps + self.index
     }
 
-    /// Steps that the running (repeated string) instruction may still take, itself included.
+    /// The number of steps up to the end of the run, including the running step. A repeated string instruction may
+    /// execute at most this number of iterations.
     #[inline(always)]
     pub fn remaining_steps(&self) -> u64 {
         self.budget_end.saturating_sub(self.steps())
     }
 
-    /// RFLAGS, all bits.
+    /// The complete value of RFLAGS.
     #[inline]
     pub fn rflags_bits(&self) -> u64 {
         self.rflags | self.flags.bits()
     }
 
-    /// Sets RFLAGS as given (bit 1 becomes 1, and reserved bits become 0) and updates everything that depends on it.
+    /// Sets RFLAGS as given (bit 1 becomes 1, and reserved bits become 0) and updates every field that depends on
+    /// RFLAGS.
     pub fn set_rflags(&mut self, value: u64) {
         const KNOWN: u64 = flags::ARITHMETIC
             | flags::TF
@@ -290,7 +294,8 @@ impl Core {
         self.refresh_bases();
     }
 
-    /// In 64-bit mode the bases of ES, CS, SS and DS count as zero.
+    /// Derives the segment bases in `frame` from the segment registers. In 64-bit mode the bases of ES, CS, SS and
+    /// DS are zero.
     fn refresh_bases(&mut self) {
         let flat = self.code_size == CodeSize::Bits64;
         for index in 0..4 {
@@ -330,8 +335,8 @@ impl Core {
         self.break_block = true;
     }
 
-    /// A number for the code size and, outside 64-bit mode, for the code segment. The blocks that a RIP leads to depend
-    /// on both.
+    /// A number that identifies the code size and, outside 64-bit mode, the code segment. Both decide which block
+    /// belongs to a RIP.
     #[inline(always)]
     pub(crate) fn code_tag(&self) -> u64 {
         let segment = if self.is_64bit() { 0 } else { self.code_segments };
@@ -383,7 +388,8 @@ impl Core {
         self.break_block = true;
     }
 
-    /// Holds interrupts back for the next instruction (STI); with `mov_ss`, holds debug traps back too.
+    /// Begins an interrupt shadow (STI): no interrupt is delivered before the end of the next instruction. With
+    /// `mov_ss`, no debug trap is raised either.
     pub fn set_interrupt_shadow(&mut self, mov_ss: bool) {
         self.state.interrupt_shadow = true;
         self.state.mov_ss_shadow = mov_ss;
@@ -391,14 +397,14 @@ impl Core {
         self.break_block = true;
     }
 
-    /// Records an exception with an error code and returns the break that reports it.
+    /// Records an exception with an error code. Returns the [`Break`] that reports the exception.
     #[cold]
     pub fn fault_with_code(&mut self, vector: u8, code: u32) -> Break {
         self.exception = Exception { vector, error_code: Some(code), ..Exception::default() };
         Break::Fault
     }
 
-    /// Records an exception without an error code and returns the break that reports it.
+    /// Records an exception without an error code. Returns the [`Break`] that reports the exception.
     #[cold]
     pub fn fault(&mut self, vector: u8) -> Break {
         self.exception = Exception { vector, ..Exception::default() };
@@ -417,7 +423,7 @@ impl Core {
         self.fault(crate::exception::UD)
     }
 
-    /// Requires privilege level 0, else #GP(0).
+    /// Raises #GP(0) if the privilege level is not 0.
     #[inline]
     pub fn require_cpl0(&mut self) -> Res<()> {
         if self.cpl == 0 { Ok(()) } else { Err(self.gp(0)) }
@@ -429,8 +435,8 @@ impl Core {
         self.wrap_rip(block_rip.wrapping_add(u64::from(offset)))
     }
 
-    /// Wraps an instruction pointer to the code segment's width. 16-bit code may still hold a 32-bit EIP, set by a far
-    /// transfer; the limit check of the fetch faults then.
+    /// Wraps an instruction pointer to the code segment's width. A far transfer can set a 32-bit EIP in 16-bit
+    /// code. Such an EIP is kept, and the limit check of the fetch then faults.
     #[inline(always)]
     pub fn wrap_rip(&self, rip: u64) -> u64 {
         match self.code_size {
@@ -475,20 +481,20 @@ impl Core {
         self.frame.regs[(register & 31) as usize] as u16
     }
 
-    /// Writes a 16-bit register; the rest stays.
+    /// Writes a 16-bit register; the other bits of the 64-bit register stay.
     #[inline(always)]
     pub fn set_reg16(&mut self, register: u8, value: u16) {
         let slot = &mut self.frame.regs[(register & 31) as usize];
         *slot = *slot & !0xffff | u64::from(value);
     }
 
-    /// 8-bit register; [`HIGH_BYTE`] selects AH, CH, DH, BH.
+    /// The value of an 8-bit register. A number with [`HIGH_BYTE`] means AH, CH, DH or BH.
     #[inline(always)]
     pub fn reg8(&self, register: u8) -> u8 {
         (self.frame.regs[(register & 31) as usize] >> ((register & HIGH_BYTE) >> 3)) as u8
     }
 
-    /// Writes an 8-bit register; the rest stays.
+    /// Writes an 8-bit register; the other bits of the 64-bit register stay.
     #[inline(always)]
     pub fn set_reg8(&mut self, register: u8, value: u8) {
         let shift = (register & HIGH_BYTE) >> 3;

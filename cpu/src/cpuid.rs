@@ -6,17 +6,17 @@ use cpu_model::{CpuModel, Leaf, Topology};
 use crate::bus::Bus;
 use crate::core::Core;
 
-/// OSXSAVE, in leaf 1 ECX.
+/// The bit OSXSAVE of ECX in leaf 1.
 const OSXSAVE: u32 = 1 << 27;
-/// APIC, in leaf 1 EDX and its copy.
+/// The bit APIC of EDX in leaf 1, and in leaf 8000_0001h, which copies leaf 1.
 const APIC: u32 = 1 << 9;
 
-/// HTT, in leaf 1 EDX: EBX counts the processors (APM vol. 3, E.3.2).
+/// The bit HTT of EDX in leaf 1. If the bit is set, EBX has the number of processors (APM vol. 3, E.3.2).
 const HTT: u32 = 1 << 28;
-/// CmpLegacy, in leaf 8000_0001h ECX: the processors are cores (APM vol. 3, E.4.2).
+/// The bit CmpLegacy of ECX in leaf 8000_0001h: the processors are cores, not threads (APM vol. 3, E.4.2).
 const CMP_LEGACY: u32 = 1 << 1;
 
-/// The parts of CPUID's answers that follow the machine's state.
+/// The facts about the machine on which CPUID's answers depend.
 #[derive(Clone, Copy)]
 struct Changing {
     /// CR4.OSXSAVE.
@@ -31,7 +31,7 @@ struct Changing {
     topology: Option<Topology>,
 }
 
-/// The processor's answer to CPUID. Leaves beyond a range's maximum are zero, as on AMD.
+/// The processor's answer to CPUID. Leaves above the highest leaf of a range are zero, as on AMD's processors.
 pub(crate) fn leaf(core: &Core, bus: &mut dyn Bus, leaf: u32, subleaf: u32) -> Leaf {
     let changing = Changing {
         osxsave: core.state.cr4 & cr4::OSXSAVE != 0,
@@ -80,13 +80,13 @@ mod tests {
 
     const GOLDEN: &str = include_str!("../tests/golden/cpuid.txt");
 
-    /// The changing parts of a machine with one processor and no topology.
+    /// The facts about a machine with one processor and no topology.
     fn alone(osxsave: bool, apic: bool) -> Changing {
         Changing { osxsave, apic, processor: (0, 1), topology: None }
     }
 
-    /// One line for each answer that is not zero; several lines if the answer depends on the subleaf or the machine's
-    /// state.
+    /// Describes a model's answers. Each leaf that is not zero has one line, and one more for each subleaf or
+    /// machine state that changes the answer.
     fn described(model: CpuModel) -> String {
         let mut text = format!("{}\n", model.name());
         let leaves = (0..0x40).chain(0x4000_0000..0x4000_0010).chain(0x8000_0000..0x8000_0040);
@@ -125,7 +125,7 @@ mod tests {
         let (model, topology) = (CpuModel::default(), Topology::new(8, 2, 2));
         let of = |changing, leaf, subleaf| leaf_of(model, changing, leaf, subleaf);
         let last = Changing { processor: (7, 8), topology, ..alone(true, false) };
-        // Two sockets, two cores, two threads: the last thread of the last core has id 8 + 2 + 1.
+        // With two sockets, two cores and two threads, the last thread of the last core has the APIC id 8 + 2 + 1.
         assert_eq!(of(last, 0xb, 0), [1, 2, 0x100, 11]);
         assert_eq!(of(last, 0xb, 1), [3, 4, 0x201, 11]);
         assert_eq!(of(last, 1, 0)[1] >> 16, 0x0b04);

@@ -1,6 +1,6 @@
-//! The debugger's breakpoints and watchpoints as features of the engine. The debugger may set any number of points, and
-//! guest memory never shows them. Pages without such points cost nothing. The guest's own debug registers use the same
-//! checks.
+//! The debugger's breakpoints and watchpoints, which the CPU itself implements. The debugger may set any number of
+//! points, and guest memory does not change. Accesses to pages without such points are not slower. The guest's own
+//! debug registers use the same checks.
 
 use std::collections::BTreeSet;
 
@@ -141,7 +141,7 @@ impl Core {
             .fold(0, |bits, n| bits | 1 << n)
     }
 
-    /// Moves pending debug conditions into DR6 and makes them the current exception.
+    /// Moves pending debug conditions into DR6, and makes #DB the current exception.
     pub(crate) fn raise_pending_debug(&mut self) {
         self.take_pending_debug();
         self.fault(exception::DB);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 pub use crate::ranges::AddressKind;
 use crate::ranges::{Spaces, last_of};
 
-/// The kinds of access that a watchpoint catches.
+/// The kind of accesses that a watchpoint catches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WatchKind {
     /// Reads.
@@ -62,13 +62,14 @@ pub struct WatchHit {
 /// Events of the CPU that stop a run after the step in which they happen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traps {
-    /// System calls with these numbers (RAX at SYSCALL, SYSENTER or INT 80h).
+    /// The system calls that stop a run, by number (RAX at SYSCALL, SYSENTER or INT 80h).
     pub system_calls: SystemCalls,
-    /// Deliveries through these entries of the interrupt table: exceptions, interrupts, NMI and INT n alike.
+    /// The entries of the interrupt table at which a run stops. Every delivery through such an entry stops the run:
+    /// exceptions, interrupts, NMI and INT n.
     pub vectors: BTreeSet<u8>,
-    /// Completed IRET, SYSRET and SYSEXIT.
+    /// Whether completed IRET, SYSRET and SYSEXIT stop the run.
     pub returns: bool,
-    /// Ends of turns after which another processor has the seat.
+    /// Whether a run stops at the end of a turn after which another processor has the seat.
     pub turns: bool,
 }
 
@@ -97,7 +98,7 @@ impl Default for SystemCalls {
     }
 }
 
-/// An event that [`Traps`] asked for.
+/// An event that is listed in the debugger's [`Traps`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trap {
     /// A system call with this number was entered.
@@ -115,7 +116,7 @@ pub enum Trap {
 pub enum Hit {
     /// An access to memory.
     Watch(WatchHit),
-    /// An event that [`Traps`] asked for.
+    /// An event that is listed in the debugger's [`Traps`].
     Trap(Trap),
 }
 
@@ -126,7 +127,7 @@ pub(crate) struct PageAccess<'a> {
     pub kind: WatchKind,
     /// The bytes that were read or written.
     pub bytes: &'a [u8],
-    /// The bytes that a write to RAM replaced.
+    /// The old bytes, for a write to RAM.
     pub before: Option<&'a [u8]>,
 }
 
@@ -135,7 +136,7 @@ pub(crate) struct PageAccess<'a> {
 pub struct DebugPoints {
     traps: Traps,
     breakpoints: BTreeSet<(AddressKind, u64)>,
-    /// Page offsets of all breakpoints. A linear address and its physical address have the same offset.
+    /// Page offsets of all breakpoints. An address has the same page offset before and after translation.
     breakpoint_offsets: BTreeSet<u16>,
     watchpoints: BTreeSet<Watchpoint>,
     watched: Spaces<Watchpoint>,
@@ -160,14 +161,14 @@ impl DebugPoints {
                 || self.guest_pages.contains(&(address >> 12)))
     }
 
-    /// Whether a breakpoint has this page offset. If there is such a breakpoint, code must not run
-    /// across the address unchecked.
+    /// Whether a breakpoint has the page offset of this address. If so, the run loop must check for breakpoints
+    /// before an instruction at the address.
     #[inline]
     pub(crate) fn breaks_at_offset(&self, address: u64) -> bool {
         !self.breakpoints.is_empty() && self.breakpoint_offsets.contains(&((address & 0xfff) as u16))
     }
 
-    /// Whether a breakpoint stands at this instruction.
+    /// Whether a breakpoint is set at an instruction with this linear and this physical address.
     pub(crate) fn breaks_at(&self, address: u64, gpa: u64) -> bool {
         self.breakpoints.contains(&(AddressKind::Linear, address))
             || self.breakpoints.contains(&(AddressKind::Physical, gpa))
@@ -294,7 +295,7 @@ mod tests {
         for (address, watched) in [(0, true), (i64::MAX as u64, true), (1 << 63, false), (u64::MAX, true)] {
             assert_eq!(points.watches_page(address, 0, WatchKind::Read), watched, "{address:#x}");
             let access = read(address, 0, &[0]);
-            // The lower half of the address space does not hold the range's last byte.
+            // The first range ends one byte before this address, but contains other bytes of its page.
             assert_eq!(points.note_access(&access), watched && address != i64::MAX as u64, "{address:#x}");
         }
         assert_eq!(points.hits.len(), 2);
@@ -305,7 +306,8 @@ mod tests {
         let point = |address, length, space| Watchpoint { space, ..watch(address, length) };
         let linear = |address, length| point(address, length, AddressKind::Linear);
         let physical = |address, length| point(address, length, AddressKind::Physical);
-        // One watchpoint spans many watchpoints that begin later. Some watchpoints overlap, and two share an address.
+        // The first watchpoint covers many watchpoints that begin later. Some watchpoints overlap, and two share an
+        // address.
         let mut all = vec![linear(0x1000, 0x3000), linear(0x1ffc, 8), linear(0x2000, 1), linear(0x2000, 4)];
         all.extend((0..1000).map(|number| linear(0x2100 + 0x10 * number, 8)));
         all.extend([physical(0x7004, 4), physical(0x8000, 0x1000)]);

@@ -1,5 +1,6 @@
-//! From bytes to ops. `iced-x86` decodes, and each family of instructions lowers its own instructions to [`Op`]s. An
-//! instruction raises #UD if the CPU model lacks a feature that it needs, or if no family takes it.
+//! Turns bytes into ops. `iced-x86` decodes an instruction, and the module for its family of instructions lowers
+//! the instruction to an [`Op`]. The op raises #UD if the CPU model lacks a feature that the instruction needs, or
+//! if no family knows the instruction.
 
 use iced_x86::{Decoder, DecoderError, DecoderOptions};
 
@@ -9,13 +10,13 @@ use crate::ops;
 
 /// Result of decoding one instruction.
 pub(crate) enum Decoded {
-    /// An instruction, or the #UD that replaces it.
+    /// The op of an instruction, or the op that raises an exception in its place.
     Op(Op),
     /// The bytes end inside an instruction.
     NeedsMore,
 }
 
-/// Longest instruction.
+/// Length of the longest instruction in bytes.
 pub(crate) const MAX_LENGTH: usize = 15;
 
 /// Decodes the first instruction of `bytes`, which is at address `rip`, `offset` bytes into its block.
@@ -40,7 +41,8 @@ pub(crate) fn decode(bytes: &[u8], rip: u64, offset: u16, mode: Mode) -> Decoded
     Decoded::Op(placed(op, offset, length))
 }
 
-/// The op of an instruction; `None` if the instruction is undefined on the CPU model. Families need not check features.
+/// The op of an instruction; `None` if the CPU model raises #UD for the instruction. This function checks the
+/// features, so the families' lowering functions need not do so.
 fn op_of(insn: &Insn<'_>) -> Option<Op> {
     let is_there = insn.mode.features.include(insn.raw.cpuid_features());
     if is_there { ops::lower(insn) } else { None }

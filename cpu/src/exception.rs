@@ -1,4 +1,5 @@
-//! Exception vectors, the description of a raised exception, and how instructions report one (SDM vol. 3, chapter 6).
+//! Exception vectors, the description of a raised exception, and the type with which instruction handlers report an
+//! exception (SDM vol. 3, chapter 6).
 
 /// A raised exception that waits to be delivered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -7,17 +8,17 @@ pub struct Exception {
     pub vector: u8,
     /// Error code, for the vectors that push one.
     pub error_code: Option<u32>,
-    /// New value of CR2, for #PF. Set when the exception is delivered.
+    /// New value of CR2, for #PF. CR2 changes when the exception is delivered.
     pub cr2: Option<u64>,
-    /// Whether the exception is a #GP for a non-canonical address. A stack access raises
-    /// #SS instead.
+    /// Whether the exception is a #GP for a non-canonical address. If a stack access caused the exception, the CPU
+    /// raises #SS in its place.
     pub noncanonical: bool,
 }
 
 /// An event that is delivered through the interrupt descriptor table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// A fault or trap of the instruction stream. A fault's return address is the faulting instruction.
+    /// A fault or trap that an instruction caused. A fault's return address is the faulting instruction.
     Exception(Exception),
     /// An external interrupt.
     Interrupt(u8),
@@ -25,7 +26,8 @@ pub enum Delivery {
     Nmi,
 }
 
-/// Why straight execution of a block ends early. The running core holds the details.
+/// Why the execution of a block ends before the block's last instruction. The fields of [`Core`](crate::core::Core)
+/// hold the details.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Break {

@@ -43,22 +43,22 @@ pub enum Stop {
     Budget,
     /// The bus asked for control ([`BusSignals::stop`]).
     Bus,
-    /// The CPU executed HLT and has nothing to deliver: time must pass.
+    /// The CPU executed HLT, and no event waits that could be delivered. The machine must let time pass.
     Halted,
-    /// Triple fault.
+    /// The CPU shut down after a triple fault.
     Shutdown,
-    /// The run met a condition to stop at.
+    /// The run reached a condition at which it must stop.
     Met(Met),
 }
 
-/// A condition that a run stops at. The machine above the processor uses this type too.
+/// A condition at which a run stops. The package `machine`, which uses this CPU, uses this type too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Met {
     /// The next instruction has a breakpoint.
     Breakpoint,
     /// The step that just completed hit a watchpoint. [`Cpu::hits`] lists all hits.
     Watchpoint(WatchHit),
-    /// The step that just completed was an event that a trap waits for. [`Cpu::hits`] lists all hits.
+    /// The step that just completed contained an event in the debugger's [`Traps`]. [`Cpu::hits`] lists all hits.
     Trap(Trap),
     /// The observer asked to stop in the step that just completed, and the step hit no watchpoint or trap of the
     /// debugger.
@@ -75,12 +75,12 @@ enum Attended {
     Done,
 }
 
-/// How much code is decoded at once. The number is a bit of the block's key.
+/// How much code is decoded at once. The variant's number is a part of the block's key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Extent {
-    /// Up to the end of the block.
+    /// A whole block is decoded.
     Block = 0,
-    /// One instruction, whose fetch an observer may want.
+    /// One instruction is decoded, because an observer may want its fetch.
     Observed = 1 << 2,
     /// One instruction.
     Instruction = 1 << 3,
@@ -92,12 +92,12 @@ pub struct Cpu {
     code: CodeCache,
     observer: Option<Box<dyn Observer>>,
     seats: Seats,
-    /// How often a block is interpreted before it is translated.
+    /// The number of times that the interpreter executes a block before the block is translated.
     translate_after: u32,
 }
 
-/// Logs once that the host has no memory for translated code, so the interpreter executes every guest, which takes
-/// longer.
+/// Logs, once per process, that the host has no memory for translated code. The interpreter then executes all guest
+/// code, so guests run more slowly.
 #[cold]
 fn tell_of_no_translator() {
     static TOLD: Once = Once::new();
@@ -163,7 +163,8 @@ impl Cpu {
         self.core.write_msr(bus, index, value).ok()
     }
 
-    /// The architectural state. Equal machines give equal states.
+    /// The architectural state. The form is canonical: CPUs that would behave equally from now on give equal
+    /// states.
     pub fn state(&self) -> CpuState {
         self.core.save_state()
     }
@@ -186,9 +187,9 @@ impl Cpu {
         self.set_registers(state);
     }
 
-    /// Replaces the architectural state, as [`Cpu::set_state`] does, but keeps everything derived from RAM. Only the
-    /// CPU itself, and writes through [`GuestRam`] that set page flags, may have changed RAM. A caller can afford this
-    /// call before every instruction.
+    /// Replaces the architectural state, as [`Cpu::set_state`] does, but keeps everything derived from RAM. Since
+    /// the last run, RAM may have changed only through the CPU itself, and through writes to [`GuestRam`] that set
+    /// page flags. The call is fast enough to be made before every instruction.
     pub fn set_registers(&mut self, state: &CpuState) {
         self.core.load_registers(state);
         self.core.debug_registers_changed();
@@ -247,12 +248,12 @@ impl Cpu {
         self.core.rip
     }
 
-    /// The running core, for a debugger's reads.
+    /// The core with the current registers and memory, so that a debugger can read its state.
     pub fn core(&self) -> &Core {
         &self.core
     }
 
-    /// Replaces the debugger's breakpoints. Drops the code at breakpoints that are added or removed.
+    /// Replaces the debugger's breakpoints. Drops the decoded code at breakpoints that are added or removed.
     pub fn set_breakpoints(&mut self, points: impl IntoIterator<Item = (AddressKind, u64)>) {
         for offset in self.core.set_breakpoints(points) {
             self.code.drop_offset(offset);
@@ -280,19 +281,19 @@ impl Cpu {
 
     /// Runs until the step count is exactly `until_steps`, or until something else stops the run first.
     ///
-    /// A breakpoint at step count `origin` is passed over, so that a run can continue from a breakpoint. A run made of
-    /// several calls passes the step count at which the run began to each call. A breakpoint is also passed over if its
-    /// instruction restarts after a fault, so it is reported only once.
+    /// At step count `origin` no breakpoint stops the run, so a run can continue from a breakpoint. If a caller
+    /// makes one run of several calls, each call must get as `origin` the step count at which the first call began.
+    /// A breakpoint is also passed over if its instruction restarts after a fault, so it is reported only once.
     pub fn run(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64) -> Stop {
         self.core.budget_end = until_steps.min(self.seats.next_look());
         self.core.attention |= attention::SIGNALS;
         if self.core.ram.flags().any_foreign_writes() {
-            // Devices write between runs too.
+            // Devices may also have written to RAM between two runs.
             self.core.attention |= attention::FOREIGN_WRITES;
         }
         self.core.debug.hits.clear();
-        // The exit by which translated code was just left; `None` if the run loop has done something else since. The
-        // exit can be linked directly to the next block.
+        // The exit by which translated code was just left, which can be linked directly to the next block. `None`
+        // if the run loop has done something else after that exit.
         let mut link = None;
         let begun = self.core.block_steps;
         loop {
@@ -349,13 +350,13 @@ impl Cpu {
                 link = self.run_translated(bus, entry);
                 continue;
             }
-            // However the block ended, the CPU is at the next instruction.
+            // Ignore how the block ended: in every case RIP is the address of the next instruction to execute.
             _ = self.run_block(bus, number, 0, limit);
         }
     }
 
-    /// Runs one instruction that needs care: under TF, RF, guest breakpoints or an interrupt shadow, or for an
-    /// observer.
+    /// Runs one instruction, with checks that the fast path leaves out: for TF, RF, guest breakpoints, an interrupt
+    /// shadow, or an observer.
     fn run_carefully(&mut self, bus: &mut dyn Bus, origin: u64) -> Option<Stop> {
         let shadowed = self.core.state.mov_ss_shadow;
         if self.core.state.pending_debug != 0 && !shadowed {
@@ -364,15 +365,16 @@ impl Cpu {
             return None;
         }
         let resume = self.core.rflags & flags::RF != 0;
-        // A fault sets RF in the flags that it saves. So RF means that this instruction faulted and its
-        // breakpoint was met before (SDM vol. 3, 18.3.1.1). On processors where interrupts also set RF, RF
-        // means nothing.
+        // A fault sets RF in the RFLAGS image that it pushes. So RF means that this instruction faulted before, and
+        // that its breakpoint has already stopped a run (SDM vol. 3, 18.3.1.1). On processors where interrupts also
+        // set RF, RF does not show this.
         let passes_breakpoint = resume && self.core.quirks.interrupts_push_rf != PushedRf::Set;
         let address = self.core.rip.wrapping_add(self.core.frame.seg_base[1]);
         let hits = self.core.guest_instruction_breakpoints(address);
-        // MOV SS holds back traps but, on AMD, no faults, so instruction breakpoints are met (APM vol. 2,
-        // 13.1). This CPU's vendor in CPUID is AMD. Intel's processors would hold these breakpoints back (SDM vol. 3,
-        // 6.8.3). Pending traps are raised with the fault.
+        // Check the guest's instruction breakpoints. On AMD's processors, MOV SS delays debug traps but not faults,
+        // and an instruction breakpoint is a fault (APM vol. 2, 13.1). CPUID names AMD as this CPU's vendor.
+        // Intel's processors would delay such breakpoints too (SDM vol. 3, 6.8.3). Pending debug traps are raised
+        // together with the fault.
         if hits != 0 && !resume {
             self.core.state.pending_debug |= hits;
             self.core.raise_pending_debug();
@@ -400,8 +402,9 @@ impl Cpu {
         let rip = self.core.rip;
         let op = self.code.block(number).ops[0];
         let branch = self.core.branch_ahead(&op);
-        // Run one step only. A repeated string instruction that continued here would hold back an interrupt that waits
-        // for the shadow's end. The guest could then see where the budget ended.
+        // Run one step only. A repeated string instruction that executed several iterations would delay an
+        // interrupt that waits for the end of the shadow. The delay would depend on the run's step limit, so the
+        // guest could see this limit.
         let budget_end = std::mem::replace(&mut self.core.budget_end, self.core.block_steps + 1);
         let ended = self.run_block(bus, number, 0, 1);
         self.core.budget_end = budget_end;
@@ -413,13 +416,13 @@ impl Cpu {
         // Whether a repeated string instruction stopped between iterations.
         let iterated = !completed && op.flags & Op::SETS_RIP == 0 && self.core.rip == rip;
         if resume && iterated {
-            // Keep RF, or the breakpoint would hit again when the instruction continues.
+            // Keep RF. Otherwise the instruction's breakpoint would hit again before the next iteration.
             self.core.rflags |= flags::RF;
         }
         let fell_through = op.flags & Op::SETS_RIP == 0 || self.core.rip == self.core.next_rip(rip, op.next);
         let branches_only = self.core.state.msrs.debugctl & 2 != 0;
-        // MOV SS and the next instruction count as one. No trap comes between them, not even a late one (SDM vol. 3,
-        // 6.8.3).
+        // If this instruction was MOV SS, no debug trap may come before the next instruction has completed. The
+        // single-step trap of MOV SS is therefore left out (SDM vol. 3, 6.8.3).
         let holds_back = self.core.state.mov_ss_shadow;
         if trap && (completed || iterated) && !holds_back && !(branches_only && fell_through) {
             self.core.state.pending_debug |= DR6_BS;
@@ -445,15 +448,15 @@ impl Cpu {
         self.core.debug.breaks_at(address, gpa)
     }
 
-    /// Whether a breakpoint stands at an instruction that cannot be fetched. A debugger wants to stop at a call through
-    /// a null pointer.
+    /// Whether to stop at a breakpoint at an address from which no instruction can be fetched. For example, a
+    /// debugger can stop the run after a call through a null pointer.
     #[cold]
     fn breaks_where_nothing_is(&self, origin: u64) -> bool {
         let address = self.core.rip.wrapping_add(self.core.frame.seg_base[1]);
         self.core.debug.breaks_at_offset(address) && self.at_breakpoint(origin)
     }
 
-    /// Handles every condition that [`attention`] names.
+    /// Handles every condition whose bit is set in `Core::attention`.
     fn attend(&mut self, bus: &mut dyn Bus, until_steps: u64, begun: u64) -> Attended {
         self.observe_step();
         if self.core.state.shut_down {
@@ -468,13 +471,13 @@ impl Cpu {
         if self.core.attention & attention::SIGNALS != 0 {
             let signals = bus.signals();
             self.core.interrupts_wait = signals.interrupt || signals.nmi;
-            // A run that has executed no step does not ask for turns: the caller may have handled the events at this
-            // step count already.
+            // Do not ask the caller for given turns before the run has executed a step. The caller may already have
+            // given all turns of this step count.
             let asks_for_turns = self.seats.turns.asks_for_more() && self.core.block_steps != begun;
             if signals.stop || asks_for_turns {
                 return Attended::Stop(Stop::Bus);
             }
-            // Deliveries are steps too: the budget comes first.
+            // A delivery is a step, so deliver only if the run may still execute a step.
             if self.core.block_steps < self.core.budget_end && self.take_interrupts(bus, signals) {
                 // The delivery is a step of its own. Another interrupt can come before the handler's first instruction.
                 // The delivery can also have hit a watchpoint or a trap.
@@ -495,7 +498,8 @@ impl Cpu {
         Attended::Done
     }
 
-    /// The stop, if any, for the hits of the step that just completed.
+    /// Why the run stops after the step that just completed: a hit, or the observer's request. `None` if there is
+    /// no reason.
     fn take_hit(&mut self) -> Option<Stop> {
         if self.core.attention & attention::HIT == 0 {
             return None;
@@ -525,7 +529,7 @@ impl Cpu {
             }
             return taken;
         }
-        // With IF clear the interrupt waits. An instruction that sets IF, or the end of a shadow, sets
+        // If IF is clear, the interrupt waits. An instruction that sets IF, or the end of a shadow, sets
         // `attention::SIGNALS` again.
         if signals.interrupt && self.core.rflags & flags::IF != 0 && !shadow {
             let vector = bus.acknowledge_interrupt();
@@ -560,7 +564,7 @@ impl Cpu {
         self.core.attention &= !(attention::STALE_CODE | attention::FOREIGN_WRITES);
     }
 
-    /// Finds or decodes the block at RIP. An error is a fault of the fetch.
+    /// Finds or decodes the block at RIP. An error means that fetching the code faulted.
     #[inline(always)]
     fn find_block(&mut self) -> Res<BlockNumber> {
         let rip = self.core.rip;
@@ -593,7 +597,7 @@ impl Cpu {
         let number = self.block_at(rip, address, start, extent)?;
         let block = self.code.block(number);
         if u64::from(block.length) <= room {
-            // `is_at` checks the first page only, so remember no block of two pages.
+            // `is_at` checks only the block's first page, so do not remember the jump to a block in two pages.
             if block.second_page.is_none() {
                 self.code.remember_jump(rip, self.core.code_tag(), number);
             }
@@ -613,7 +617,7 @@ impl Cpu {
         }
         match target {
             Target::Ram(offset) => Ok(offset),
-            // The guest executes device memory, from which this CPU executes no code.
+            // The guest jumped into device memory. This CPU does not execute code from device memory.
             Target::Device(_) => Err(self.core.gp(0)),
         }
     }
@@ -629,14 +633,15 @@ impl Cpu {
     fn block_at(&mut self, rip: u64, address: u64, start: u64, extent: Extent) -> Res<BlockNumber> {
         let key = BlockKey::new(start, self.core.code_size as u8 | extent as u8);
         if let Some(number) = self.code.find(key) {
-            // Look up the second page every time, because the key does not contain it.
+            // Translate the address of the second page every time, because the block's key does not contain the
+            // second page.
             let Some(second) = self.code.block(number).second_page else { return Ok(number) };
             let next = self.next_page(rip, address)?;
             if self.fetch(next)? / PAGE_SIZE != second {
                 self.code.drop_page(&self.core.ram, &mut self.core.code_lines, second);
             }
         }
-        // The lookup of the second page can have dropped the block.
+        // The code above may have dropped the block, so look up the block again.
         if let Some(number) = self.code.find(key) {
             return Ok(number);
         }
@@ -657,7 +662,8 @@ impl Cpu {
         key: BlockKey,
         extent: Extent,
     ) -> Res<NewBlock> {
-        // Room for the longest block within a page, and one instruction that crosses into the next page.
+        // Bytes of the longest block in a page. The buffer also has room for one instruction that crosses into the
+        // next page.
         const MOST_BYTES: usize = MAX_OPS * MAX_LENGTH;
         let mut bytes = [0; MOST_BYTES + MAX_LENGTH];
         let in_page = (start % PAGE_SIZE) as usize;
@@ -707,8 +713,8 @@ impl Cpu {
         Ok(block)
     }
 
-    /// Executes instructions `from` to `limit` of the block that starts at RIP. Returns how the last
-    /// instruction ended. Faults are already delivered.
+    /// Executes instructions `from` to `limit` of the block that starts at RIP. Returns how the last instruction
+    /// ended. If it faulted, this function has already delivered the fault.
     #[inline(always)]
     fn run_block(&mut self, bus: &mut dyn Bus, number: BlockNumber, from: usize, limit: u64) -> Res<()> {
         let block = self.code.block(number);

@@ -39,13 +39,13 @@ pub const NT: u64 = 1 << 14;
 pub const RF: u64 = 1 << 16;
 /// Virtual-8086 mode.
 pub const VM: u64 = 1 << 17;
-/// Alignment check, or with SMAP: supervisor may touch user pages.
+/// Alignment check. With SMAP, the bit also allows supervisor code to access user pages.
 pub const AC: u64 = 1 << 18;
 /// Virtual interrupt flag.
 pub const VIF: u64 = 1 << 19;
 /// Virtual interrupt pending.
 pub const VIP: u64 = 1 << 20;
-/// CPUID can be toggled.
+/// Identification: software can change this bit if the processor has CPUID.
 pub const ID: u64 = 1 << 21;
 /// The six flags that are computed lazily.
 pub const ARITHMETIC: u64 = CF | PF | AF | ZF | SF | OF;
@@ -55,16 +55,16 @@ pub const ARITHMETIC: u64 = CF | PF | AF | ZF | SF | OF;
 pub struct LazyFlags {
     /// Result sign-extended to 64 bits.
     pub result: u64,
-    /// CF, AF, the carry into the sign bit, and the corrections, as the module's documentation shows.
+    /// CF, AF, the carry into the sign bit, and the corrections. The module's documentation shows the bits.
     pub aux: u64,
 }
 
 impl LazyFlags {
-    /// Converts from an RFLAGS image.
+    /// Takes the six flags from an RFLAGS image.
     pub fn from_bits(rflags: u64) -> LazyFlags {
         let zero = rflags & ZF != 0;
         let result = u64::from(!zero);
-        // Parity of 0 is even (PF set), of 1 is odd (PF clear).
+        // `from_bits` uses a result of 0 (even parity, PF set) or 1 (odd parity, PF clear).
         let parity_wrong = (rflags & PF != 0) != zero;
         let (cf, of) = (rflags & CF != 0, rflags & OF != 0);
         let mut aux = carry_overflow(cf, of);
@@ -116,7 +116,8 @@ impl LazyFlags {
         (self.result as u8 ^ (self.aux >> 8) as u8).count_ones() & 1 == 0
     }
 
-    /// The condition of Jcc, SETcc and CMOVcc, by its encoding (SDM vol. 2, appendix B.1.4.7).
+    /// Whether a condition of Jcc, SETcc and CMOVcc is true. `cc` is the condition's encoding (SDM vol. 2, appendix
+    /// B.1.4.7).
     #[inline(always)]
     pub fn condition<const CC: u8>(self) -> bool {
         let plain = match CC >> 1 {
@@ -133,7 +134,7 @@ impl LazyFlags {
     }
 }
 
-/// The value of `aux` with this CF and this OF, and without AF and corrections.
+/// The value of `aux` for these values of CF and OF. AF and the corrections are zero.
 #[inline(always)]
 pub fn carry_overflow(cf: bool, of: bool) -> u64 {
     u64::from(cf) << 63 | u64::from(cf != of) << 62

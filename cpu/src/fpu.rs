@@ -1,9 +1,10 @@
-//! Code that x87, MMX and the state-saving instructions share. MMX registers are mantissas of the physical x87
-//! registers. The x87 part of the FXSAVE image is here too (SDM vol. 1, 8.1, 9.2 and 10.5; vol. 2, FXSAVE).
+//! Code that x87, MMX and the state-saving instructions share. The MMX registers are the mantissas of the physical
+//! x87 registers. This module also converts the x87 part of the FXSAVE image (SDM vol. 1, 8.1, 9.2 and 10.5; vol.
+//! 2, FXSAVE).
 
 use crate::state::FpuState;
 
-/// TOP in the status word.
+/// The field TOP of the status word.
 const TOP: u16 = 7 << 11;
 /// Error summary: an unmasked exception is pending.
 const ES: u16 = 1 << 7;
@@ -43,7 +44,8 @@ impl FpuState {
         self.status & ES != 0
     }
 
-    /// Makes ES and B agree with the exception flags and masks, as loading either word does.
+    /// Computes ES and B from the exception flags and masks. Processors do the same when the status word or the
+    /// control word is loaded.
     pub fn update_summary(&mut self) {
         let pending = self.status & !self.control & EXCEPTIONS != 0;
         self.status = self.status & !(ES | BUSY) | if pending { ES | BUSY } else { 0 };
@@ -81,8 +83,8 @@ impl FpuState {
         self.sign_exponents[usize::from(register & 7)] = 0xffff;
     }
 
-    /// Writes bytes 0 to 23 and 32 to 159 of an FXSAVE image: everything but MXCSR and its mask. `wide` is
-    /// the form with REX.W, which has 64-bit pointers and no selectors.
+    /// Writes bytes 0 to 23 and 32 to 159 of an FXSAVE image: everything but MXCSR and its mask. `wide` selects the
+    /// form with REX.W, which has 64-bit pointers and no selectors.
     pub fn write_image(&self, image: &mut [u8; IMAGE_BYTES], wide: bool) {
         image[0..2].copy_from_slice(&self.control.to_le_bytes());
         image[2..4].copy_from_slice(&self.status.to_le_bytes());
@@ -100,7 +102,7 @@ impl FpuState {
         }
     }
 
-    /// The state an FXSAVE image describes.
+    /// The state that an FXSAVE image describes.
     pub fn from_image(image: &[u8; IMAGE_BYTES], wide: bool) -> FpuState {
         let word = |at: usize| u16::from_le_bytes([image[at], image[at + 1]]);
         let (instruction_pointer, instruction_selector) = pointer_from(&image[8..16], wide);
@@ -134,7 +136,7 @@ fn image_u64(image: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// A 64-bit pointer, or a 32-bit one with its selector above.
+/// The image's bytes of a pointer: a 64-bit offset, or a 32-bit offset and then the selector.
 fn pointer(offset: u64, selector: u16, wide: bool) -> [u8; 8] {
     let value = if wide { offset } else { offset & 0xffff_ffff | u64::from(selector) << 32 };
     value.to_le_bytes()

@@ -10,13 +10,13 @@ use crate::ranges::AddressKind;
 /// The kinds of happenings that an observer wants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wants {
-    /// Fetches of instructions whose first byte is in one of these places.
+    /// Fetches of instructions whose first byte is in one of these address ranges.
     pub fetches: Places,
-    /// Loads of a byte in one of these places.
+    /// Loads that touch a byte in one of these address ranges.
     pub loads: Places,
-    /// Stores to a byte in one of these places.
+    /// Stores that touch a byte in one of these address ranges.
     pub stores: Places,
-    /// Branches.
+    /// Whether the observer wants branches.
     pub branches: bool,
     /// System calls with these numbers.
     pub system_calls: SystemCalls,
@@ -24,15 +24,15 @@ pub struct Wants {
     pub deliveries: Vectors,
 }
 
-/// A set of places in memory.
+/// A set of address ranges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Places {
-    /// No place.
+    /// The empty set.
     #[default]
     None,
-    /// Every place.
+    /// Every address.
     All,
-    /// These places.
+    /// The addresses in these ranges.
     In(Vec<Place>),
 }
 
@@ -70,12 +70,12 @@ impl Vectors {
     }
 }
 
-/// Where something happens.
+/// The step and the instruction of a happening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
     /// The number of steps before the step of the happening.
     pub step: u64,
-    /// RIP of the executed instruction, or of the instruction that an interrupt precedes.
+    /// RIP of the executed instruction. For an interrupt, RIP of the next instruction of the interrupted code.
     pub rip: u64,
 }
 
@@ -104,7 +104,7 @@ pub enum Happening {
         /// The bytes that were written.
         after: Bytes,
     },
-    /// A jump, call or return completed, near or far. SYSCALL and similar instructions count too.
+    /// A jump, call or return completed, near or far. SYSCALL and similar instructions are branches too.
     Branch {
         /// RIP of the next instruction.
         to: u64,
@@ -135,7 +135,7 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// The largest number of bytes that fit.
+    /// The largest number of bytes that a value holds.
     pub const MOST: usize = 64;
 
     /// Copies the bytes. Panics if there are more than [`Bytes::MOST`].

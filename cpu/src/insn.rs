@@ -1,5 +1,5 @@
-//! An instruction between decoding and execution. The type gives lowering the facts that it needs, in terms
-//! of [`Op`] fields.
+//! A decoded instruction that is not yet an [`Op`]. The functions that lower an instruction to an op get from
+//! [`Insn`] the values of the op's fields.
 
 use cpu_model::Features;
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
@@ -12,7 +12,7 @@ use crate::slots::{HIGH_BYTE, REG_BLOCK_RIP, REG_ZERO, SEG_NONE};
 #[derive(Clone, Copy)]
 pub(crate) struct Mode {
     pub code_size: CodeSize,
-    /// Features of the CPU model. A change of the model drops all code.
+    /// The features of the CPU model. A change of the CPU model drops all decoded code.
     pub features: &'static Features,
     /// Whether PAUSE ends the turn of the processor, because there are several processors.
     pub yields: bool,
@@ -24,13 +24,13 @@ impl Mode {
         self.code_size == CodeSize::Bits64
     }
 
-    /// Default operand size in bits, as `iced-x86` wants it.
+    /// The code size in bits, which `iced-x86` needs for decoding.
     pub fn bitness(self) -> u32 {
         self.code_size.bits()
     }
 }
 
-/// A decoded instruction from which a family makes an op.
+/// A decoded instruction, from which a lowering function makes an op.
 pub(crate) struct Insn<'a> {
     /// The instruction as `iced-x86` decoded it.
     pub raw: &'a Instruction,
@@ -48,7 +48,8 @@ impl<'a> Insn<'a> {
         Insn { raw, bytes, mode, block_rip }
     }
 
-    /// An address relative to the block's start, to which [`REG_BLOCK_RIP`] points at run time.
+    /// The distance of an address from the block's start. At run time the register [`REG_BLOCK_RIP`] holds the RIP
+    /// of the block's start.
     pub fn relative_to_block(&self, address: u64) -> u64 {
         address.wrapping_sub(self.block_rip)
     }
@@ -58,7 +59,7 @@ impl<'a> Insn<'a> {
         self.raw.mnemonic()
     }
 
-    /// The exact encoding.
+    /// The exact encoding of the instruction, as `iced-x86` names it.
     pub fn code(&self) -> Code {
         self.raw.code()
     }
@@ -80,7 +81,8 @@ impl<'a> Insn<'a> {
             && self.raw.try_immediate(n).is_ok()
     }
 
-    /// Number of register operand `n` in the form that ops use: AH to BH are flagged with [`HIGH_BYTE`].
+    /// The register number of operand `n`, as fields of ops hold it: the numbers of AH to BH have the bit
+    /// [`HIGH_BYTE`].
     pub fn register(&self, n: u32) -> u8 {
         number(self.raw.op_register(n))
     }
@@ -99,7 +101,8 @@ impl<'a> Insn<'a> {
         }
     }
 
-    /// Fills in the memory operand's address. Does nothing for an instruction without a memory operand.
+    /// Sets the fields of an op that describe the memory operand's address. Does nothing for an instruction without
+    /// a memory operand.
     pub fn address(&self, mut op: Op) -> Op {
         let raw = self.raw;
         let base = raw.memory_base();
@@ -127,7 +130,7 @@ impl<'a> Insn<'a> {
         op
     }
 
-    /// Whether the memory operand is in the stack segment. In 64-bit mode an SS or DS override means nothing.
+    /// Whether the memory operand is in the stack segment. In 64-bit mode a prefix for SS or DS has no effect.
     fn in_stack_segment(&self) -> bool {
         let (base, segment) = (self.raw.memory_base(), self.raw.memory_segment());
         if self.mode.is_64bit() {
@@ -137,7 +140,7 @@ impl<'a> Insn<'a> {
         segment == Register::SS
     }
 
-    /// Slot of a segment register in the form that ops use. In 64-bit mode only FS and GS have bases.
+    /// The segment slot of a segment register, as fields of ops hold it. In 64-bit mode only FS and GS have bases.
     pub fn segment_slot(&self, segment: Register) -> u8 {
         let slot = match segment {
             Register::ES => 0,
@@ -181,7 +184,8 @@ fn number(register: Register) -> u8 {
             (register as u8 - Register::AH as u8) | HIGH_BYTE
         }
         Register::None => REG_ZERO,
-        // Numbering the byte registers directly would count AH to BH and make SPL 8.
+        // `iced-x86` numbers AH to BH before SPL, so the number of SPL itself would be 8. The number of the full
+        // register RSP is 4.
         _ => register.full_register().number() as u8,
     }
 }

@@ -18,12 +18,12 @@ use crate::segmentation::stack::NewStack;
 use crate::segmentation::task::TaskSwitch;
 use crate::state::{SegReg, Segment};
 
-/// The CPU cannot go on: triple fault.
+/// The CPU shuts down because of a triple fault.
 pub(crate) struct Shutdown;
 
-/// Error-code bit: the selector index is a vector.
+/// The error-code bit IDT: the index in the error code is a vector.
 const IDT: u32 = 2;
-/// Error-code bit: an event outside the program caused the fault.
+/// The error-code bit EXT: an event outside the program caused the fault.
 const EXT: u32 = 1;
 
 /// An event that is being delivered through the descriptor table.
@@ -31,14 +31,15 @@ const EXT: u32 = 1;
 struct Event {
     vector: u8,
     error_code: Option<u32>,
-    /// Whether INT n, INT3 or INTO caused the event. The gate's DPL is then checked against the CPL, and faults of the
-    /// delivery do not have the bit `EXT`.
+    /// Whether INT n, INT3 or INTO caused the event. For such an event only, the gate's DPL is checked against the
+    /// CPL. Faults during its delivery have error codes without the bit `EXT`.
     software: bool,
     /// The RFLAGS image to push.
     rflags: u64,
 }
 
-/// How exceptions combine (SDM vol. 3, table 6-4).
+/// The class of an exception. The classes of two exceptions decide whether the two become a double fault (SDM vol.
+/// 3, table 6-4).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
     Benign,
@@ -57,8 +58,8 @@ fn class(vector: u8) -> Class {
 }
 
 impl Core {
-    /// Delivers an exception or interrupt through the IDT. A fault during delivery is delivered instead, becomes a
-    /// double fault, or shuts the CPU down.
+    /// Delivers an exception or interrupt through the IDT. If the delivery faults, the CPU delivers that fault or a
+    /// double fault in place of the event, or shuts down.
     pub(crate) fn deliver(&mut self, bus: &mut dyn Bus, delivery: Delivery) -> Result<(), Shutdown> {
         let (mut event, mut severity) = match delivery {
             Delivery::Exception(raised) => (self.exception_event(raised), class(raised.vector)),
@@ -135,7 +136,8 @@ impl Core {
         Ok(())
     }
 
-    /// Real mode: a far pointer per vector; no error codes (SDM vol. 3, 21.1.4).
+    /// Delivers an event in real mode: the table has a far pointer for each vector, and no error code is pushed
+    /// (SDM vol. 3, 21.1.4).
     fn deliver_real(&mut self, bus: &mut dyn Bus, event: Event) -> Res<()> {
         let offset = u64::from(event.vector) * 4;
         if offset + 3 > u64::from(self.state.idtr.limit) {
@@ -204,7 +206,8 @@ impl Core {
         Ok((located.descriptor.segment(selector & !3 | u16::from(cpl)), cpl))
     }
 
-    /// Long mode: 16-byte gates, 8-byte frame, SS:RSP always pushed, interrupt stack table.
+    /// Delivers an event in long mode. Gates have 16 bytes, pushed values have 8 bytes, SS:RSP is always pushed,
+    /// and a gate may use the interrupt stack table.
     fn deliver_long(&mut self, bus: &mut dyn Bus, event: Event) -> Res<()> {
         let located = self.gate(bus, event, 16)?;
         let gate = located.descriptor;
@@ -296,7 +299,7 @@ impl Core {
         Ok(())
     }
 
-    /// RFLAGS of a handler: interrupt gates also clear IF.
+    /// Clears the RFLAGS bits that the delivery clears for a handler. Interrupt gates also clear IF.
     fn enter_handler(&mut self, gate_kind: u8) {
         let mut cleared = flags::TF | flags::NT | flags::RF | flags::VM;
         if gate_kind & 1 == 0 {
@@ -306,8 +309,8 @@ impl Core {
     }
 }
 
-/// Sets the EXT bit of error codes that have one. The fault occurred while delivering an event that no instruction
-/// asked for.
+/// Sets the bit EXT in the error code of a fault, if error codes of this vector have the bit. The fault occurred
+/// during the delivery of an event that no software interrupt caused.
 fn mark_external(vector: u8, code: u32) -> u32 {
     match vector {
         exception::TS | exception::NP | exception::SS | exception::GP => code | EXT,

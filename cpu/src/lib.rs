@@ -23,14 +23,15 @@
 //! cached blocks of decoded instructions, and the package `translator` turns blocks that run often into host code.
 //! Steps and branches are counted exactly, and runs stop at breakpoints and watchpoints.
 //!
-//! The crate knows nothing of devices, logs or hosts. The CPU reaches the machine through [`Bus`], and guest memory
-//! through [`guest_ram::GuestRam`]. A checkpoint stores [`CpuState`] as [`CpuStateV1`]. Caches can be dropped at any
-//! time without a visible difference. `CPU.md` has the design.
+//! The crate has no code for devices, recordings or the host's operating system. The CPU reaches the machine
+//! through [`Bus`], and guest memory through [`guest_ram::GuestRam`]. A checkpoint stores [`CpuState`] as
+//! [`CpuStateV1`]. Caches can be dropped at any time, and the guest cannot see a difference. `CPU.md` describes the
+//! design.
 //!
 //! Where to start reading: [`exec`](Cpu::run) is the run loop, `op` the decoded instruction, `decode` turns bytes into
 //! ops, and `ops` executes them. `memory` and `mmu` do loads, stores and address translation.
 //!
-//! The files form layers in this order. No file imports from a higher layer:
+//! The list below shows the layers of the files, the highest layer first. No file imports from a higher layer:
 //!
 //! ```text
 //! exec                                  the run loop, and the use of translated code

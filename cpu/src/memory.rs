@@ -20,12 +20,12 @@ use crate::state::CpuState;
 
 const PAGE_MASK: u64 = !(PAGE_SIZE - 1);
 
-/// Where one page's part of an access goes.
+/// The memory that one page's part of an access reads or writes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
-    /// RAM offset.
+    /// RAM, at this offset.
     Ram(u64),
-    /// Guest-physical address that is not RAM.
+    /// A device, at this guest-physical address.
     Device(u64),
 }
 
@@ -56,8 +56,9 @@ macro_rules! scalar_memory {
             self.store_slow(bus, address, &value.to_le_bytes())
         }
 
-        /// Reads a scalar, changes it and writes it back. The function maps the old value to the new one. The
-        /// function runs only when nothing can fault any more, so it may commit flags and registers.
+        /// Reads a scalar, changes it and writes it back. The given function computes the new value from the old
+        /// one. This function is called only when the instruction can no longer fault, so it may change flags and
+        /// registers.
         #[inline(always)]
         pub fn $update(
             &mut self,
@@ -76,7 +77,7 @@ macro_rules! scalar_memory {
             let mut bytes = [0; SIZE as usize];
             self.load_for_update(bus, address, &mut bytes)?;
             let new = change(self, <$type>::from_le_bytes(bytes));
-            // The load has usually made the slot valid for stores.
+            // After the load, the TLB slot is usually valid for stores, so the store takes the fast path.
             self.$store(bus, address, new)
         }
     };
@@ -89,7 +90,8 @@ impl Core {
     scalar_memory!(load_u64, store_u64, update_u64, load_u64, store_u64, u64);
     scalar_memory!(load_u128, store_u128, update_u128, load_u128, store_u128, u128);
 
-    /// The 16 bytes at a linear address, if the fast path covers them. Otherwise the caller uses [`Core::load_u128`].
+    /// The 16 bytes at a linear address, if the fast path can load 16 bytes there. Otherwise the caller must use
+    /// [`Core::load_u128`].
     #[inline(always)]
     pub(crate) fn fast_vector(&self, address: u64) -> Option<[u8; 16]> {
         let slot = self.mmu.read_slot(address);
@@ -97,7 +99,7 @@ impl Core {
             .then(|| self.ram.load_vector(slot.ram_offset(&self.ram, address)))
     }
 
-    /// The effective address of the op's memory operand, without its segment (LEA).
+    /// The effective address of the op's memory operand, without the segment's base (for LEA).
     #[inline(always)]
     pub fn effective_address(&self, op: &Op) -> u64 {
         let address =
@@ -111,7 +113,7 @@ impl Core {
         self.linear_for(op, size_bytes, false)
     }
 
-    /// As [`Core::linear`], for an operand that is written.
+    /// Does the same as [`Core::linear`] for an operand that is written: the segment must be writable.
     #[inline(always)]
     pub fn linear_write(&mut self, op: &Op, size_bytes: u64) -> Res<u64> {
         self.linear_for(op, size_bytes, true)
@@ -164,13 +166,13 @@ impl Core {
         Ok(value)
     }
 
-    /// The stack pointer moved down and wrapped to the stack's width. RSP itself does not change.
+    /// Returns the stack pointer minus a number of bytes, wrapped to the stack's width. RSP itself does not change.
     #[inline(always)]
     pub fn stack_pointer_minus(&self, size_bytes: u64) -> u64 {
         self.frame.regs[4].wrapping_sub(size_bytes) & self.stack_mask
     }
 
-    /// Writes RSP, ESP or SP, as the stack's width demands.
+    /// Writes RSP, ESP or SP; the stack's width decides which.
     #[inline(always)]
     pub fn set_stack_pointer(&mut self, value: u64) {
         self.frame.regs[4] = match self.stack_mask {
@@ -270,8 +272,8 @@ impl Core {
         result
     }
 
-    /// Translates one address for an access. `index` stands for the privilege and selects the TLB's slots. Enters the
-    /// translation in the TLB, unless the page must stay off the fast path.
+    /// Translates one address for an access. `index` is the number of the privilege, which selects the TLB's slots.
+    /// Enters the translation in the TLB, unless the page must stay off the fast path.
     pub(crate) fn translate(&mut self, address: u64, access: Access, index: usize) -> Res<Target> {
         if self.long_mode() && !canonical(address) {
             return Err(self.not_canonical(address));
@@ -302,8 +304,8 @@ impl Core {
         }
         let checked = Mmu::checks_alignment(index);
         let reads_seen = checked || self.sees_page(address, found.gpa, WatchKind::Read);
-        // A read-modify-write instruction finds its operand through the TLB slot for writes, for its read too. So a
-        // page with watched reads gets no such slot either.
+        // A read-modify-write instruction uses the TLB slot for writes for its read too. So a page with watched
+        // reads gets no slot for writes.
         let writes_seen = reads_seen || self.sees_page(address, found.gpa, WatchKind::Write);
         let flags = self.ram.flags().get(page);
         self.mmu.fill(
@@ -325,7 +327,7 @@ impl Core {
         Ok(Target::Ram(offset))
     }
 
-    /// Linear address of an instruction fetch, checked against CS.
+    /// Linear address of the code at `rip`. Outside 64-bit mode, raises #GP(0) if `rip` is beyond the limit of CS.
     pub(crate) fn code_linear(&mut self, rip: u64) -> Res<u64> {
         if self.is_64bit() {
             return Ok(rip);
@@ -346,7 +348,7 @@ impl Core {
         }
     }
 
-    /// The RAM offset, or device address, of an instruction fetch at a linear address.
+    /// The RAM offset or the device address from which the code at a linear address is fetched.
     #[inline(always)]
     pub(crate) fn fetch_target(&mut self, address: u64) -> Res<Target> {
         if let Some(slot) = self.mmu.executable(address) {
@@ -356,7 +358,8 @@ impl Core {
         self.translate(address, Access::Execute, index)
     }
 
-    /// The read of a read-modify-write. On real processors this read faults as a write does.
+    /// Executes the read of a read-modify-write. On real processors this read raises the faults that a write would
+    /// raise.
     #[cold]
     #[inline(never)]
     fn load_for_update(&mut self, bus: &mut dyn Bus, address: u64, bytes: &mut [u8]) -> Res<()> {
@@ -366,7 +369,7 @@ impl Core {
         self.load_slow(bus, address, bytes, Access::Write)
     }
 
-    /// Loads a scalar that the fast path does not cover.
+    /// Loads a scalar if the fast path cannot load it.
     #[cold]
     #[inline(never)]
     fn load_slow(&mut self, bus: &mut dyn Bus, address: u64, bytes: &mut [u8], access: Access) -> Res<()> {
@@ -407,7 +410,7 @@ impl Core {
         Ok(())
     }
 
-    /// Stores a scalar that the fast path does not cover.
+    /// Stores a scalar if the fast path cannot store it.
     #[cold]
     #[inline(never)]
     fn store_slow(&mut self, bus: &mut dyn Bus, address: u64, bytes: &[u8]) -> Res<()> {
@@ -442,9 +445,9 @@ impl Core {
         Ok(())
     }
 
-    /// Raises #AC(0) for a misaligned operand if CR0.AM, EFLAGS.AC and level 3 ask for it. #AC is the last
-    /// fault that an access can raise (SDM vol. 3, table 6-2), so the caller has already translated the
-    /// address. An operand's alignment is its size, with the exceptions in SDM vol. 3, table 6-7.
+    /// Raises #AC(0) for a misaligned operand, if CR0.AM and EFLAGS.AC are set and the privilege level is 3. #AC is
+    /// the last fault that an access can raise (SDM vol. 3, table 6-2), so the caller has already translated the
+    /// address. An operand must be aligned to its size; SDM vol. 3, table 6-7 lists the exceptions.
     pub(crate) fn check_alignment(&mut self, address: u64, alignment: u64) -> Res<()> {
         if Mmu::checks_alignment(self.mmu.index()) && address & (alignment - 1) != 0 {
             return Err(self.fault_with_code(AC, 0));
@@ -452,7 +455,7 @@ impl Core {
         Ok(())
     }
 
-    /// Raises the faults, including #AC, of reading an operand that has several parts.
+    /// Raises the faults, including #AC, that a read of an operand with several fields can raise.
     pub(crate) fn check_aligned_read(&mut self, address: u64, length: u64, alignment: u64) -> Res<()> {
         if !Mmu::checks_alignment(self.mmu.index()) {
             return Ok(());
@@ -461,7 +464,7 @@ impl Core {
         self.check_alignment(address, alignment)
     }
 
-    /// Raises the faults, including #AC, of writing an operand that has several parts.
+    /// Raises the faults, including #AC, that a write of an operand with several fields can raise.
     pub(crate) fn check_aligned_write(
         &mut self,
         bus: &mut dyn Bus,
@@ -476,8 +479,8 @@ impl Core {
         self.check_alignment(address, alignment)
     }
 
-    /// Checks that an access's last byte is canonical. If it is not, the access raises #GP even if its first byte would
-    /// raise #PF.
+    /// Checks that an access's last byte is canonical. If the last byte is not canonical, the access raises #GP
+    /// even if its first byte would raise #PF.
     fn check_end(&mut self, address: u64, length: usize) -> Res<()> {
         let end = address.wrapping_add(length as u64 - 1);
         if !self.long_mode() || canonical(end) {
@@ -487,7 +490,8 @@ impl Core {
         Err(self.not_canonical(first))
     }
 
-    /// Raises #GP(0), marked so that a stack access raises #SS(0) instead.
+    /// Raises #GP(0) for a non-canonical address. A mark in the exception makes a stack access raise #SS(0) in its
+    /// place.
     #[cold]
     fn not_canonical(&mut self, address: u64) -> Break {
         let reason = self.gp(0);
@@ -549,7 +553,8 @@ impl Core {
         }
     }
 
-    /// Writes RAM inside one page and drops what was derived from the old contents.
+    /// Writes RAM inside one page. Drops the translations and the decoded code that were derived from the old
+    /// contents.
     pub(crate) fn store_ram(&mut self, offset: u64, bytes: &[u8]) {
         let page = offset / PAGE_SIZE;
         let flags = self.ram.flags().get(page);
@@ -574,12 +579,12 @@ impl Core {
         }
         self.ram.write_bytes(offset, bytes);
         for (group, old) in groups {
-            // The code after this instruction may have changed.
+            // If translations were dropped, the next instruction may be at another RAM address, so end the block.
             self.break_block |= self.mmu.table_written(&self.ram, group, old, self.ram.load_u64(group));
         }
     }
 
-    /// Queues decoded code for removal if the written lines hold decoded code.
+    /// Notes that the page's decoded code must be dropped, if code was decoded from the written lines.
     fn code_written(&mut self, page: u64, offset: u64, length: u64) {
         if self.code_lines.touches(page, offset, length) {
             self.stale_code.push(page);
@@ -591,7 +596,8 @@ impl Core {
     /// Stores one page's part of an access, and notes the store if it is watched.
     fn store_watched(&mut self, bus: &mut dyn Bus, address: u64, target: Target, bytes: &[u8]) {
         let old = match target {
-            // Most accesses on this path missed the fast path for another reason than a watchpoint.
+            // Find out whether the page is watched: most accesses on this path missed the fast path for another
+            // reason.
             Target::Ram(offset)
                 if self.sees_page(address, self.ram.layout().gpa_of(offset), WatchKind::Write) =>
             {
@@ -606,7 +612,8 @@ impl Core {
         self.note_part(address, target, WatchKind::Write, bytes, old.as_deref());
     }
 
-    /// Notes one page's part of an access that missed the fast path.
+    /// Checks one page's part of an access against the debugger's watchpoints and the observer's wants. The access
+    /// missed the fast path.
     fn note_part(
         &mut self,
         address: u64,
@@ -631,8 +638,8 @@ impl Core {
         }
     }
 
-    /// RAM offset and length of a bulk operation that starts at `address`. The length ends with the page. `None` if the
-    /// page needs the slow path.
+    /// RAM offset and length of a bulk operation that starts at `address`. The range ends at the end of the page.
+    /// `None` if the page needs the slow path.
     pub(crate) fn bulk_page(&mut self, address: u64, write: bool) -> Option<(u64, u64)> {
         let slot = if write { self.mmu.write_slot(address) } else { self.mmu.read_slot(address) };
         slot.holds(address & PAGE_MASK)
@@ -645,12 +652,12 @@ impl Core {
         self.peek_by(address, bytes, |at| self.peek_address(at))
     }
 
-    /// As [`Core::peek`], in the address space of another root: see [`Core::peek_address_in`].
+    /// Does the same as [`Core::peek`] in the address space with the root `cr3`; see [`Core::peek_address_in`].
     pub fn peek_in(&self, cr3: u64, address: u64, bytes: &mut [u8]) -> usize {
         self.peek_by(address, bytes, |at| self.peek_address_in(cr3, at))
     }
 
-    /// As [`Core::peek_in`], for a processor with this state: see [`Core::peek_address_as`].
+    /// Does the same as [`Core::peek_in`] for a processor with another state; see [`Core::peek_address_as`].
     pub fn peek_as(&self, state: &CpuState, cr3: u64, address: u64, bytes: &mut [u8]) -> usize {
         self.peek_by(address, bytes, |at| self.peek_address_as(state, cr3, at))
     }
@@ -675,8 +682,8 @@ impl Core {
         Mmu::peek(&self.ram, &self.state, address)
     }
 
-    /// The result of [`Core::peek_address`] if CR3 were `cr3`, to look into an address space that is not current.
-    /// Nothing changes: no accessed or dirty bits, no registers, no TLB.
+    /// Guest-physical address of a linear address in the address space with the root `cr3`, which need not be the
+    /// current one. Nothing changes: no accessed or dirty bits, no registers, no TLB.
     ///
     /// The current control registers decide the format of the tables: 32-bit, PAE or 4-level paging, and the
     /// reserved bits. With PAE paging the four entries of the topmost table are read from memory. The
@@ -689,8 +696,8 @@ impl Core {
         Mmu::peek_in(&self.ram, &self.state, cr3, address)
     }
 
-    /// As [`Core::peek_address_in`], for a processor with this state: its control registers decide. If `cr3` is the
-    /// processor's own root, the result is the address that the processor itself would access.
+    /// Does the same as [`Core::peek_address_in`], with the control registers of `state`. If `cr3` is the root in
+    /// `state`, the result is the address that a processor with this state would access.
     pub fn peek_address_as(&self, state: &CpuState, cr3: u64, address: u64) -> Option<u64> {
         if state.msrs.efer & efer::LMA != 0 && !canonical(address) {
             return None;
@@ -729,7 +736,8 @@ fn first_part(address: u64, length: usize) -> usize {
     length.min((PAGE_SIZE - (address & !PAGE_MASK)) as usize)
 }
 
-/// Splits a range at page boundaries: (address, (from, to) in the range).
+/// Splits a range at page boundaries. Each item is the address of a part, and the offsets in the range at which the
+/// part begins and ends.
 fn page_chunks(address: u64, length: usize) -> impl Iterator<Item = (u64, (usize, usize))> {
     let mut from = 0;
     std::iter::from_fn(move || {
@@ -813,7 +821,7 @@ mod tests {
             let what = format!("{attributes:#x}, limit {limit:#x}, {size_bytes} bytes at {offset:#x}");
             assert_eq!(allows(false, true), readable, "{what}");
             assert_eq!(allows(true, true), writable, "{what}");
-            // In real mode only the limit counts.
+            // In real mode only the limit is checked.
             let in_limit = if attributes & 0xc == DOWN {
                 offset > u64::from(limit) && offset < 1 << 33 && writable | readable
             } else {

@@ -1,6 +1,6 @@
-//! Model-specific registers (SDM vol. 4; APM vol. 2, appendix A). The bus has the registers of the board
-//! (APIC base, x2APIC). Some registers exist only because a kernel that recognises the CPU model expects
-//! them: they read as constants and ignore writes. All other registers raise #GP.
+//! Model-specific registers (SDM vol. 4; APM vol. 2, appendix A). The [`Bus`] implements the registers of the board
+//! (APIC base, x2APIC). Some registers exist only because a kernel that recognises the CPU model reads or writes
+//! these registers. Such registers read as constants and ignore writes. All other registers raise #GP.
 
 use cpu_model::registers::{cr0, cr4, efer};
 
@@ -40,8 +40,8 @@ const HWCR: u32 = 0xc001_0015;
 const PATCH_LOADER: u32 = 0xc001_0020;
 const DE_CFG: u32 = 0xc001_1029;
 
-/// Registers that kernels read and adjust because of the CPU family: they read as zero and ignore writes.
-/// NB_CFG, INT_PENDING, MMIO_CONF_BASE, TSEG base and mask, DC_CFG, TW_CFG, BU_CFG2, the patch level.
+/// Registers that kernels read and adjust on processors of this CPU family. These registers read as zero and ignore
+/// writes. NB_CFG, INT_PENDING, MMIO_CONF_BASE, TSEG base and mask, DC_CFG, TW_CFG, BU_CFG2, the patch level.
 const INERT: [u32; 9] = [
     0xc001_001f,
     0xc001_0055,
@@ -54,18 +54,18 @@ const INERT: [u32; 9] = [
     PATCH_LEVEL,
 ];
 /// PerfEvtSel0 to 3 and PerfCtr0 to 3, which every AMD64 processor has (APM vol. 2, 13.2.1). The performance counters
-/// count nothing: they read as zero and ignore writes, as under a hypervisor without virtual counters. So a kernel that
-/// writes and reads back, as Linux does, finds out that there are no counters to use. If these counters had state but
-/// never counted, the kernel could arm a watchdog with the counters.
+/// count nothing: they read as zero and ignore writes, as under a hypervisor without virtual counters. Linux writes
+/// a value to a counter and reads it back, and so finds out that the counters cannot be used. If writes changed the
+/// counters, a kernel could set up a watchdog that waits for a counter's overflow for ever.
 const PERFORMANCE_COUNTERS: std::ops::RangeInclusive<u32> = 0xc001_0000..=0xc001_0007;
-/// DEBUGCTL: LBR (accepted, records nothing) and BTF.
+/// The writable bits of DEBUGCTL: LBR, which has no effect, and BTF.
 const DEBUGCTL_WRITABLE: u64 = 3;
 
-/// IA32_MTRRCAP: 8 variable ranges, fixed ranges, and write-combining.
+/// The value of IA32_MTRRCAP: 8 variable ranges, fixed ranges, and write-combining.
 const MTRR_CAP_VALUE: u64 = 8 | 1 << 8 | 1 << 10;
-/// The TSC counts at the P0 frequency; a kernel prints a warning if this bit is clear.
+/// The value of HWCR: the TSC counts at the P0 frequency. A kernel prints a warning if this bit is clear.
 const HWCR_VALUE: u64 = 1 << 24;
-/// LFENCE is serializing.
+/// The value of DE_CFG: LFENCE is serializing.
 const DE_CFG_VALUE: u64 = 1 << 1;
 const PHYSICAL: u64 = (1 << cpu_model::PHYSICAL_BITS) - 1;
 
@@ -75,7 +75,7 @@ impl Core {
         bus.tsc(self.steps()).wrapping_add(self.state.msrs.tsc_offset)
     }
 
-    /// RDMSR without the privilege check.
+    /// Executes RDMSR without the privilege check.
     pub(crate) fn read_msr(&mut self, bus: &mut dyn Bus, index: u32) -> Res<u64> {
         let msrs = &self.state.msrs;
         Ok(match index {
@@ -138,7 +138,8 @@ impl Core {
         })
     }
 
-    /// Converts the board's deadline from raw ticks to the guest's TSC. Zero means "disarmed" in both.
+    /// Returns the board's TSC deadline, converted from raw ticks to the guest's TSC. Zero means "disarmed" before
+    /// and after the conversion.
     fn read_deadline(&mut self, bus: &mut dyn Bus) -> Res<u64> {
         Ok(match self.read_board_msr(bus, TSC_DEADLINE)? {
             0 => 0,
@@ -160,7 +161,7 @@ impl Core {
         self.write_board_msr(bus, TSC_DEADLINE, raw)
     }
 
-    /// WRMSR without the privilege check.
+    /// Executes WRMSR without the privilege check.
     pub(crate) fn write_msr(&mut self, bus: &mut dyn Bus, index: u32, value: u64) -> Res<()> {
         match index {
             TSC => {
@@ -215,7 +216,7 @@ impl Core {
         if canonical(value) { Ok(value) } else { Err(self.gp(0)) }
     }
 
-    /// Moves the guest's TSC; IA32_TSC_ADJUST follows every change (SDM vol. 3, 18.17.3).
+    /// Adds a value to the guest's TSC, and the same value to IA32_TSC_ADJUST (SDM vol. 3, 18.17.3).
     fn shift_tsc(&mut self, change: u64) {
         let msrs = &mut self.state.msrs;
         msrs.tsc_offset = msrs.tsc_offset.wrapping_add(change);
@@ -266,7 +267,8 @@ impl Core {
         Ok(())
     }
 
-    /// Even registers hold base and type, odd ones mask and valid bit.
+    /// Writes an MTRR of a variable range. Even registers hold base and type, odd registers hold mask and valid
+    /// bit.
     fn write_mtrr_variable(&mut self, index: u32, value: u64) -> Res<()> {
         let reserved = if index & 1 == 0 { 0xf00 } else { 0x7ff };
         let bad_type = index & 1 == 0 && !memory_type(value as u8);
@@ -277,7 +279,7 @@ impl Core {
         Ok(())
     }
 
-    /// Whether RDTSC and RDTSCP are allowed here.
+    /// Raises #GP(0) if the running code may not execute RDTSC and RDTSCP.
     pub(crate) fn check_tsc(&mut self) -> Res<()> {
         if self.state.cr4 & cr4::TSD != 0 && self.cpl != 0 { Err(self.gp(0)) } else { Ok(()) }
     }

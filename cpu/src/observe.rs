@@ -1,4 +1,4 @@
-//! Notes happenings that the CPU's observer wants.
+//! Notes the happenings of a step that the CPU's observer wants.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 
@@ -88,7 +88,7 @@ impl Core {
         }
     }
 
-    /// The branch at RIP, if the op is a branch and the observer wants branches.
+    /// Describes the branch at RIP, if the op is a branch and the observer wants branches.
     pub(crate) fn branch_ahead(&self, op: &Op) -> Option<Branch> {
         if !self.observing.branches || op.flags & Op::SETS_RIP == 0 {
             return None;

@@ -1,13 +1,13 @@
-//! An observer's wants, in the form that the CPU looks up.
+//! The happenings that an observer wants, in a form for fast lookups.
 //!
 //! Steps without a wanted happening stay as fast as without an observer:
 //!
 //! - Pages with wanted loads or stores stay off the fast path, as pages with watchpoints do.
 //! - Code in pages with wanted fetches is decoded into blocks of one instruction, stored beside the normal blocks.
 //!   Blocks with wanted fetches are executed one by one and never translated.
-//! - System calls and deliveries are checked on entry, as for traps.
-//! - If every place or all branches are wanted, [`crate::attention::OBSERVED`] makes the CPU execute one instruction at
-//!   a time.
+//! - The code that checks for a debugger's traps also checks for wanted system calls and deliveries.
+//! - If every address or all branches are wanted, [`crate::attention::OBSERVED`] makes the CPU execute one
+//!   instruction at a time.
 //!
 //! The happenings of a step are kept until the step is complete.
 
@@ -15,7 +15,7 @@ use crate::debug_points::{SystemCalls, WatchKind};
 use crate::happening::{Happening, Places, Vectors, Wants};
 use crate::ranges::Spaces;
 
-/// A set of places, in the form that lookups use.
+/// A set of address ranges, in a form for fast lookups.
 #[derive(Default)]
 pub(crate) struct Wanted {
     all: bool,
@@ -38,7 +38,7 @@ impl Wanted {
         !self.all && self.places.are_empty()
     }
 
-    /// Whether every place is wanted.
+    /// Whether every address is wanted.
     pub fn is_everything(&self) -> bool {
         self.all
     }
@@ -88,7 +88,7 @@ impl Observing {
         self.loads.is_nothing() && self.stores.is_nothing()
     }
 
-    /// Whether the observer may want an access of this kind to the page of an address.
+    /// Whether the observer may want accesses of this kind to the page of an address.
     pub fn sees_page(&self, address: u64, gpa: u64, kind: WatchKind) -> bool {
         match kind {
             WatchKind::Read => self.loads.touches_page(address, gpa),

@@ -14,17 +14,18 @@ pub type Handler = fn(&mut Core, &mut dyn Bus, &Op) -> Res<()>;
 pub struct Op {
     /// The function that executes the instruction.
     pub handler: Handler,
-    /// Immediate, sign- or zero-extended as the instruction needs it; the displacement for near branches.
+    /// The immediate, sign- or zero-extended as the instruction needs it. For near branches, the displacement.
     pub imm: u64,
-    /// Displacement of the memory operand (RIP-relative ones are relative to the block's start).
+    /// Displacement of the memory operand. The displacement of a RIP-relative operand is relative to the block's
+    /// start.
     pub disp: i64,
     /// Base register of the memory operand, or [`REG_ZERO`], or [`REG_BLOCK_RIP`](crate::slots::REG_BLOCK_RIP).
     pub base: u8,
-    /// Index register, or [`REG_ZERO`].
+    /// Index register of the memory operand, or [`REG_ZERO`].
     pub index: u8,
-    /// Index shift, 0 to 3.
+    /// The number of bits by which the index is shifted, 0 to 3.
     pub scale: u8,
-    /// Segment slot: 0 to 5 or [`SEG_NONE`].
+    /// Segment slot of the memory operand: 0 to 5, or [`SEG_NONE`].
     pub seg: u8,
     /// First (usually destination) register number.
     pub r0: u8,
@@ -32,7 +33,7 @@ pub struct Op {
     pub r1: u8,
     /// A value whose meaning each family of handlers defines, such as a sub-operation or a third register.
     pub aux: u8,
-    /// [`Op::LEGACY_EA`] and the other flags below.
+    /// A combination of [`Op::LEGACY_EA`] and the other constants of this type.
     pub flags: u8,
     /// Offset of the instruction from the block's start.
     pub start: u16,
@@ -47,9 +48,9 @@ impl Op {
     pub const ADDR16: u8 = 2;
     /// With [`Op::LEGACY_EA`]: the offset wraps at 32 bits.
     pub const ADDR32: u8 = 4;
-    /// Segment limits and rights apply (not 64-bit mode).
+    /// The segment's limit and rights are checked (outside 64-bit mode).
     pub const CHECK_SEGMENT: u8 = 8;
-    /// Non-canonical addresses raise #SS instead of #GP.
+    /// A non-canonical address of the memory operand raises #SS instead of #GP.
     pub const STACK: u8 = 16;
     /// The op is the last op of its block. The last op may change RIP or a mode that the block was decoded for.
     pub const ENDS_BLOCK: u8 = 32;

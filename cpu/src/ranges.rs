@@ -1,12 +1,12 @@
-//! Sets of address ranges, which find the ranges that an access touches without checking all. Watchpoints and observers
-//! use them.
+//! Sets of address ranges. A set finds the ranges that an access touches without a check of every range.
+//! Watchpoints and observers use them.
 
 /// The address space of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AddressKind {
-    /// Linear, in the address space that is current.
+    /// A linear address in the address space that is current at the access.
     Linear,
-    /// Guest-physical, however it is mapped.
+    /// A guest-physical address, whatever linear address is used to access it.
     Physical,
 }
 
@@ -15,10 +15,10 @@ pub(crate) fn last_of(address: u64, length: u64) -> Option<u64> {
     Some(address.saturating_add(length.checked_sub(1)?))
 }
 
-/// The period of a [`Ranges::sieve`] in pages.
+/// The number of bits in [`Ranges::sieve`]. Pages whose numbers are equal modulo this number share a bit.
 const SIEVE_PAGES: u64 = 1 << 15;
 
-/// Ranges of one kind of address, each with a value.
+/// A set of ranges of linear or of physical addresses. Each range has a value.
 #[derive(Clone)]
 pub(crate) struct Ranges<T> {
     ranges: Vec<Range<T>>,
@@ -31,7 +31,7 @@ pub(crate) struct Ranges<T> {
 struct Range<T> {
     first: u64,
     last: u64,
-    /// The last byte of this range and all earlier ranges.
+    /// The highest last byte of this range and all earlier ranges.
     reach: u64,
     value: T,
 }
@@ -115,14 +115,16 @@ impl<T: Copy> Spaces<T> {
         self.linear.ranges.is_empty() && self.physical.ranges.is_empty()
     }
 
-    /// Whether a range touches `length` bytes of one page, at a linear address mapped to a physical one.
+    /// Whether a range touches an access of `length` bytes in one page. `address` is the access's linear address,
+    /// and `gpa` the physical address.
     pub fn touch(&self, address: u64, gpa: u64, length: u64) -> bool {
         [(&self.linear, address), (&self.physical, gpa)]
             .into_iter()
             .any(|(ranges, first)| ranges.touched(first, first + (length - 1)).next().is_some())
     }
 
-    /// Whether a range whose value counts has a byte in the page of a linear address mapped to a physical one.
+    /// Whether a range has a byte in the page at linear address `address` and physical address `gpa`. Only ranges
+    /// for whose value `counts` returns true are searched.
     pub fn touch_page(&self, address: u64, gpa: u64, counts: impl Fn(T) -> bool) -> bool {
         self.linear.touch_page(address, &counts) || self.physical.touch_page(gpa, &counts)
     }

@@ -1,5 +1,6 @@
-//! The architectural state of the CPU as plain data. Debuggers show this state, and `CpuStateV1` is its form
-//! for storing and hashing. This state and RAM hold everything that can influence the guest's future.
+//! The architectural state of the CPU as plain data. Debuggers show this state, and `CpuStateV1` is its form for
+//! storing and hashing. The future behaviour of a CPU depends only on this state, RAM, the devices and the step
+//! count.
 
 /// Index of a segment register, in instruction encoding order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +18,7 @@ pub enum SegReg {
 /// A segment register with its hidden part, also used for LDTR and TR.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
-    /// Visible selector.
+    /// The visible part: the selector.
     pub selector: u16,
     /// Base address.
     pub base: u64,
@@ -29,7 +30,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// The segment-type nibble.
+    /// The four-bit segment type.
     pub fn kind(&self) -> u8 {
         (self.attributes & 0xf) as u8
     }
@@ -41,11 +42,11 @@ impl Segment {
     pub fn present(&self) -> bool {
         self.attributes & 0x80 != 0
     }
-    /// 64-bit code segment.
+    /// Whether the segment is a 64-bit code segment (the L bit).
     pub fn long(&self) -> bool {
         self.attributes & 1 << 13 != 0
     }
-    /// D/B: 32-bit code, stack or upper bound.
+    /// The D/B bit: 32-bit code, a 32-bit stack pointer, or an upper bound of 4 GiB.
     pub fn big(&self) -> bool {
         self.attributes & 1 << 14 != 0
     }
@@ -91,7 +92,7 @@ pub struct Msrs {
     pub sysenter_esp: u64,
     pub sysenter_eip: u64,
     pub tsc_aux: u64,
-    /// Guest TSC minus raw TSC (IA32_TSC and IA32_TSC_ADJUST writes).
+    /// The guest's TSC minus the raw TSC. Writes to IA32_TSC and IA32_TSC_ADJUST change this difference.
     pub tsc_offset: u64,
     pub tsc_adjust: u64,
     pub pat: u64,
@@ -104,7 +105,7 @@ pub struct Msrs {
     pub debugctl: u64,
 }
 
-/// Everything about one CPU.
+/// The complete architectural state of one CPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the architecture's")]
 pub struct CpuState {
@@ -136,11 +137,11 @@ pub struct CpuState {
     pub msrs: Msrs,
     /// The CPU executed HLT and no interrupt has arrived yet.
     pub halted: bool,
-    /// Triple fault: only a reset helps.
+    /// The CPU shut down after a triple fault. Only a reset ends this state.
     pub shut_down: bool,
-    /// Interrupts are held back for one instruction (STI, MOV SS, POP SS).
+    /// Interrupts are delayed until the next instruction has completed (after STI, MOV SS, POP SS).
     pub interrupt_shadow: bool,
-    /// Debug traps are held back too (MOV SS, POP SS).
+    /// Debug traps are delayed too (after MOV SS, POP SS).
     pub mov_ss_shadow: bool,
     /// NMIs are blocked until IRET.
     pub nmi_blocked: bool,

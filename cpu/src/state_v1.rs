@@ -1,15 +1,15 @@
 //! The first stored form of a CPU: [`CpuState`] and its parts, field by field in the order on disk.
 //!
 //! Checkpoints hold these bytes, and recordings hold their hashes (`tests/stored_state.rs` has examples). So
-//! no field here may be moved, added or retyped. The conversions name every field on both sides. When
-//! [`CpuState`] gets a new field, the conversions do not compile until someone decides how to store it.
-//! Either other fields determine the new field, or it needs a `CpuStateV2`.
+//! no field here may be moved, added or retyped. The conversions name every field of both the stored and the
+//! running form. When [`CpuState`] gets a new field, the conversions do not compile until someone decides how to
+//! store it. Either the new field can be computed from other fields, or a `CpuStateV2` is needed.
 
 use serde::{Deserialize, Serialize};
 
 use crate::state::{Counts, CpuState, FpuState, Msrs, Segment, TableRegister};
 
-/// The stored form of a [`CpuState`] and its [`Counts`]: all of both.
+/// The stored form of a [`CpuState`] and its [`Counts`], with all their fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuStateV1 {
     gpr: [u64; 16],

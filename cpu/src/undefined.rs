@@ -1,24 +1,24 @@
-//! Comparable forms of machine state, without the bits that processors leave undefined or set differently.
-//! The comparable forms cover words that may be copies of RFLAGS, and all general registers.
+//! Makes machine states of different processors comparable: bits that processors leave undefined or set differently
+//! are removed. The functions take a word that may be a copy of RFLAGS, or all general registers.
 
 use crate::flags;
 
-/// CF, PF, AF, ZF, SF, OF; and RF. On some processors, breakpoints of the host leave RF set when an interrupt comes
-/// next.
+/// The flags that can differ between processors: CF, PF, AF, ZF, SF, OF and RF. On some processors, a breakpoint of
+/// the host leaves RF set in the RFLAGS image of a following interrupt.
 const UNCERTAIN_FLAGS: u64 = flags::ARITHMETIC | flags::RF;
-/// Bits of RFLAGS that are always zero, up to its highest bit.
+/// The bits of RFLAGS that are always zero, below the highest bit that RFLAGS uses.
 const ZERO_FLAGS: u64 = 0x8028;
 const ONE_FLAG: u64 = 2;
 const FLAG_BITS: u32 = 22;
 
-/// Clears the undefined bits of a word that may be a copy of RFLAGS. Kernels push, save and pass copies of RFLAGS
-/// around. Instructions such as BT and IMUL leave different flags on different processors.
+/// Clears the undefined bits of a word that may be a copy of RFLAGS. Kernels keep copies of RFLAGS in memory and in
+/// registers. Instructions such as BT and IMUL leave different flags on different processors.
 pub fn without_undefined_flags(word: u64) -> u64 {
     let may_be_flags = word >> FLAG_BITS == 0 && word & (ZERO_FLAGS | ONE_FLAG) == ONE_FLAG;
     if may_be_flags { word & !UNCERTAIN_FLAGS } else { word }
 }
 
-/// A hash of the general registers, without what [`without_undefined_flags`] leaves out.
+/// A hash of the general registers, each without the bits that [`without_undefined_flags`] clears.
 pub fn fold_registers(gpr: &[u64; 16]) -> u64 {
     gpr.iter().fold(0x9e37_79b9_7f4a_7c15, |sum: u64, register| {
         let mixed =

@@ -1,4 +1,5 @@
-//! Compares instructions with results from an Intel processor: the golden vectors of `tests/silicon`, on both tiers.
+//! Compares instructions with results from an Intel processor: the golden vectors of `tests/silicon`, with the
+//! interpreter and with the translator.
 
 use silicon::golden::{self, Golden};
 use silicon::{Which, replay};

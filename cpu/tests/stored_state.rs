@@ -1,5 +1,6 @@
-//! The stored bytes of a CPU's state. Recordings hold hashes of these bytes, and checkpoints the bytes themselves, so
-//! the stored bytes must never change. A state with other fields needs a type with the next number.
+//! The stored bytes of a CPU's state. Recordings hold hashes of these bytes, and checkpoints the bytes themselves,
+//! so the stored bytes must never change. A state with other fields needs a new type, such as `CpuStateV2` after
+//! `CpuStateV1`.
 
 use cpu::{Counts, CpuState, CpuStateV1, FpuState, Msrs, Segment, TableRegister};
 

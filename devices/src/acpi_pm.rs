@@ -26,13 +26,14 @@ const ENABLE_MASK: u16 = STATUS_TIMER | 1 << 5 | STATUS_POWER_BUTTON | 1 << 10;
 
 const CONTROL_SCI_ENABLE: u16 = 1 << 0;
 const CONTROL_SLEEP_ENABLE: u16 = 1 << 13;
-/// Bus-master reload and sleep type are stored; the other bits are write-only or fixed.
+/// The bits of the control register that are stored: bus-master reload and sleep type. The other bits are
+/// write-only or fixed.
 const CONTROL_STORED: u16 = 1 << 1 | 7 << 10;
 
 /// The saved registers of an [`AcpiPm`], version 1.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcpiPmStateV1 {
-    /// PM1 status up to `status_from_ns`. Later timer carries are computed from the time.
+    /// The PM1 status at the time `status_from_ns`. Later carries of the timer are computed from the time.
     status: u16,
     status_from_ns: u64,
     enable: u16,

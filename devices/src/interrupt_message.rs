@@ -3,9 +3,9 @@
 /// How an interrupt is delivered (Intel SDM volume 3, "Interrupt Command Register").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeliveryMode {
-    /// The given vector.
+    /// The processor gets the vector of the message.
     Fixed,
-    /// The given vector, to only one of the addressed processors: in this model, the first.
+    /// Only one of the addressed processors gets the vector of the message: in this model, the first.
     LowestPriority,
     /// System management interrupt.
     Smi,
@@ -13,7 +13,7 @@ pub enum DeliveryMode {
     Nmi,
     /// INIT.
     Init,
-    /// Start-up, sent between CPUs only.
+    /// A start-up message, which only a CPU sends to other CPUs.
     StartUp,
     /// The vector comes from the 8259.
     ExtInt,
@@ -22,7 +22,7 @@ pub enum DeliveryMode {
 }
 
 impl DeliveryMode {
-    /// Decodes the low three bits.
+    /// Decodes a delivery mode from the low three bits of `bits`.
     pub fn from_bits(bits: u64) -> DeliveryMode {
         match bits & 7 {
             0 => DeliveryMode::Fixed,
@@ -75,8 +75,9 @@ pub struct InterruptMessage {
 }
 
 impl InterruptMessage {
-    /// Decodes a message-signalled interrupt, a write of `data` to `address` (Intel SDM volume 3, "Message Signalled
-    /// Interrupts"). Returns `None` if no interrupt is at this address, or if the message only withdraws a level.
+    /// Decodes a message-signalled interrupt, a write of `data` to `address` (Intel SDM volume 3, "Message
+    /// Signalled Interrupts"). Returns `None` if `address` is outside of the local APICs' range, or if the message
+    /// only lowers a level.
     pub fn from_msi(address: u64, data: u32) -> Option<InterruptMessage> {
         let withdraws = data & 0xC000 == 0x8000;
         (address >> 20 == 0xFEE && !withdraws).then(|| InterruptMessage {

@@ -36,8 +36,8 @@ pub struct IoApicStateV1 {
     selected: u8,
     /// Levels of the inputs, bit n is pin n.
     lines: u32,
-    /// Edges that were seen and not yet sent as messages. The wiring (`platform`) sends all messages in each of its
-    /// calls, so no edges are left between two calls.
+    /// Edges that were seen and not yet sent as messages. Each call of the wiring (`platform`) sends all messages,
+    /// so no edges are left between two calls.
     edges: u32,
     redirection: [u64; PINS],
 }

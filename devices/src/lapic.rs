@@ -88,10 +88,10 @@ pub struct LocalApic {
     s: RegisterFile,
     id: u8,
     startup: StartupV1,
-    /// Messages to other processors. The owner takes them at once.
+    /// Messages to other processors. The board, which owns the APIC, takes these messages at once.
     sent: Vec<Ipi>,
-    /// The vector of a finished level-triggered interrupt, for the I/O APIC. The owner takes the vector
-    /// at once.
+    /// The vector of a finished level-triggered interrupt, for the I/O APIC. The board, which owns the APIC,
+    /// takes the vector at once.
     eoi_broadcast: Option<u8>,
 }
 
@@ -171,7 +171,7 @@ impl LocalApic {
             return;
         }
         if self.mode() == Mode::Disabled {
-            // Without an APIC the pins are the CPU's INTR and NMI.
+            // While the APIC is disabled, its two pins are the CPU's INTR and NMI pins.
             self.s.nmi_pending |= pin == 1;
         } else {
             self.fire_lvt(LVT_LINT0 + pin);
@@ -221,7 +221,7 @@ impl LocalApic {
         self.s.tpr >> 4
     }
 
-    /// Sets CR8; only the low four bits count.
+    /// Sets CR8; only the low four bits are used.
     pub fn set_cr8(&mut self, value: u8) {
         self.s.tpr = value << 4;
     }
@@ -231,15 +231,16 @@ impl LocalApic {
         self.s.timer.expiry_ns
     }
 
-    /// Lets the timer expire if it is due. If a periodic timer expired several times since the last call, it causes one
-    /// interrupt, as on hardware while the CPU cannot take it.
+    /// Lets the timer expire if it is due. If a periodic timer expired several times since the last call, it causes
+    /// only one interrupt. Hardware does the same if the CPU cannot take interrupts in the meantime.
     pub fn advance(&mut self, now_ns: u64) {
         if Timer::new(&mut self.s.timer, self.s.lvt[LVT_TIMER]).expire(now_ns) {
             self.fire_lvt(LVT_TIMER);
         }
     }
 
-    /// Reads an MSR of [`is_apic_msr`]. Any other register raises the fault of the hardware.
+    /// Reads one of the MSRs for which [`is_apic_msr`] is true. Any other register raises a general-protection
+    /// fault, as on hardware.
     pub fn read_msr(&mut self, index: u32, now_ns: u64) -> Result<u64, GeneralProtection> {
         match index {
             MSR_APIC_BASE => Ok(self.s.base),
@@ -251,7 +252,8 @@ impl LocalApic {
         }
     }
 
-    /// Writes an MSR of [`is_apic_msr`]. A TSC deadline is given in nanoseconds of virtual time; 0 disarms the timer.
+    /// Writes one of the MSRs for which [`is_apic_msr`] is true. A TSC deadline is given in nanoseconds of virtual
+    /// time; 0 disarms the timer.
     pub fn write_msr(&mut self, index: u32, value: u64, now_ns: u64) -> Result<(), GeneralProtection> {
         match index {
             MSR_APIC_BASE => self.write_base(value),
@@ -289,14 +291,15 @@ impl LocalApic {
         self.startup
     }
 
-    /// Takes the vector of a start-up message that is due. The processor starts at this page.
+    /// Takes the vector of a start-up message that is due. The vector is the number of the page where the processor
+    /// starts.
     pub fn take_start(&mut self) -> Option<u8> {
         let StartupV1::Due(vector) = self.startup else { return None };
         self.startup = StartupV1::Done;
         Some(vector)
     }
 
-    /// Takes the messages to other processors.
+    /// Takes the messages that this APIC has sent to other processors.
     pub fn take_sent(&mut self) -> Vec<Ipi> {
         std::mem::take(&mut self.sent)
     }
@@ -404,7 +407,7 @@ impl LocalApic {
     fn report_error(&mut self, error: u32) {
         let is_new = self.s.errors & error == 0;
         self.s.errors |= error;
-        // An error entry with an illegal vector reports that error as well, once.
+        // If the vector of the LVT error entry is illegal, firing the entry reports a further error, but only once.
         if is_new {
             self.fire_lvt(LVT_ERROR);
         }
@@ -464,7 +467,7 @@ impl LocalApic {
         id >> 4 << 16 | 1 << (id & 0xF)
     }
 
-    /// Sends an inter-processor interrupt: to this processor at once, to others through the owner.
+    /// Sends an inter-processor interrupt: to this processor at once, to others through the board.
     fn send_ipi(&mut self, command: u32, destination: u32) {
         let broadcast = if self.mode() == Mode::X2Apic { u32::MAX } else { 0xFF };
         let named = match command >> 11 & 1 != 0 {

@@ -29,7 +29,7 @@ pub const SERIAL_PORT: u16 = 0x3F8;
 pub const DEBUG_CONSOLE_PORT: u16 = 0xE9;
 /// Default debug-exit port: writing `v` ends the run with exit code `(v << 1) | 1`.
 pub const DEBUG_EXIT_PORT: u16 = 0x501;
-/// pvpanic: the guest reports its panic here, and asks to keep its recording.
+/// The pvpanic port: the guest reports its panic here, and can ask to keep the recording of its run.
 pub const PVPANIC_PORT: u16 = 0x505;
 /// ACPI PM1a event block (4 bytes: status, enable).
 pub const PM1_EVENT_PORT: u16 = 0x600;

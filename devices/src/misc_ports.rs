@@ -76,8 +76,8 @@ const REFRESH_HALF_PERIOD_NS: u64 = 15_085;
 const PORT_92_RESET: u8 = 0x01;
 const PORT_92_A20: u8 = 0x02;
 
-/// Status of a keyboard controller after its self test, with no output and an empty input buffer. A driver that waits
-/// for the input buffer before it sends the reset command does not wait.
+/// Status of a keyboard controller after its self test, with no output and an empty input buffer. If a driver waits
+/// until the input buffer is empty before it sends the reset command, the wait ends at once.
 const KEYBOARD_STATUS: u8 = 0x04;
 
 const RESET_CPU: u8 = 0x04;

@@ -12,7 +12,7 @@ pub use state::{Pic8259StateV1, PicPairStateV1};
 
 const CASCADE: u8 = 2;
 
-/// Inputs that can be level triggered: all but 0, 1, 2 and 13, which the board uses itself, and 8.
+/// The inputs that can be level triggered: all but inputs 0, 1, 2, 8 and 13, which a PC uses for its own chips.
 const ELCR_MASK: [u8; 2] = [0xF8, 0xDE];
 
 /// Which of the two chips.
@@ -91,8 +91,8 @@ impl PicPair {
         self.master.request().is_some()
     }
 
-    /// Runs the two INTA cycles: takes the highest request into service and returns its vector. Without a request this
-    /// is the spurious interrupt 7 of the acknowledged chip.
+    /// Runs the two INTA cycles: takes the highest request into service and returns its vector. Without a request,
+    /// returns the vector of the spurious interrupt, which is input 7 of the acknowledged chip.
     pub fn acknowledge(&mut self) -> u8 {
         let vector = match self.master.acknowledge() {
             (Some(CASCADE), _) => self.slave.acknowledge().1,

@@ -44,8 +44,8 @@ pub struct Platform<B = NoExpansion> {
     ioapic: IoApic,
     /// The local APIC of each processor.
     lapics: Vec<LocalApic>,
-    /// The number of the processor in the *seat*. This processor makes the accesses, and the CPU samples interrupts for
-    /// it.
+    /// The number of the processor in the *seat*. This processor makes the accesses, and the CPU samples interrupts
+    /// for this processor.
     seat: usize,
     pm: AcpiPm,
     misc_ports: MiscPorts,
@@ -87,7 +87,8 @@ impl<B: ExpansionBus> Platform<B> {
         self.with_apic_ids(0..count)
     }
 
-    /// As [`Platform::with_processors`], for processors with these APIC ids, in ascending order. The first id is 0.
+    /// Does the same as [`Platform::with_processors`] for processors with these APIC ids, in ascending order. The
+    /// first id is 0.
     pub fn with_apic_ids(mut self, ids: impl IntoIterator<Item = u8>) -> Platform<B> {
         self.lapics = ids.into_iter().map(LocalApic::with_id).collect();
         self.lapics.iter_mut().for_each(LocalApic::set_virtual_wire_mode);
@@ -145,7 +146,7 @@ impl<B: ExpansionBus> Platform<B> {
         self.interrupts_pending >> processor & 1 != 0
     }
 
-    /// Acknowledges the interrupt for the CPU. Returns the interrupt's vector, or `None` if no
+    /// Acknowledges a waiting interrupt for the CPU. Returns the interrupt's vector, or `None` if no
     /// interrupt waits.
     pub fn acknowledge_interrupt(&mut self) -> Option<u8> {
         // External interrupts do not take part in the local APIC's priorities; they come first.
@@ -184,13 +185,13 @@ impl<B: ExpansionBus> Platform<B> {
         self.lapics[self.seat].cr8()
     }
 
-    /// Writes CR8 for the guest; only the low four bits count.
+    /// Writes CR8 for the guest; only the low four bits are used.
     pub fn set_cr8(&mut self, value: u8) {
         self.lapic().set_cr8(value);
         self.route();
     }
 
-    /// Reads an MSR of [`crate::lapic::is_apic_msr`] for the guest.
+    /// Reads for the guest one of the MSRs for which [`crate::lapic::is_apic_msr`] is true.
     pub fn apic_read_msr(&mut self, now_ns: u64, index: u32) -> Result<u64, GeneralProtection> {
         self.advance(now_ns);
         let result = self.lapic().read_msr(index, now_ns);
@@ -198,8 +199,8 @@ impl<B: ExpansionBus> Platform<B> {
         result
     }
 
-    /// Writes an MSR of [`crate::lapic::is_apic_msr`] for the guest. The caller converts a TSC deadline to nanoseconds
-    /// of virtual time.
+    /// Writes for the guest one of the MSRs for which [`crate::lapic::is_apic_msr`] is true. The caller converts a
+    /// TSC deadline to nanoseconds of virtual time.
     pub fn apic_write_msr(&mut self, now_ns: u64, index: u32, value: u64) -> Result<(), GeneralProtection> {
         self.advance(now_ns);
         let result = self.lapic().write_msr(index, value, now_ns);
@@ -266,7 +267,8 @@ impl<B: ExpansionBus> Platform<B> {
         &self.bus
     }
 
-    /// The expansion bus, for calls that affect neither guest nor interrupts: collected output, disks.
+    /// The expansion bus, for calls that affect neither guest nor interrupts. Such calls take collected output, or
+    /// change how disks are stored.
     pub fn bus_mut(&mut self) -> &mut B {
         &mut self.bus
     }

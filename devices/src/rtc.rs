@@ -19,7 +19,8 @@ pub(crate) const NS_PER_SECOND: u64 = 1_000_000_000;
 const UPDATE_LEAD_NS: u64 = 244_000;
 /// The first update comes half a second after the divider is released.
 const DIVIDER_RELEASE_NS: u64 = NS_PER_SECOND / 2;
-/// Seconds since 1970 that the registers can show, with a margin, far below the limits of the arithmetic.
+/// Limit for the seconds since 1970. The limit is beyond every date that the registers can show, and far below the
+/// limits of the arithmetic.
 const MAX_UNIX_SECONDS: i64 = 400_000_000_000;
 
 const CMOS_BYTES: usize = 128;
@@ -38,7 +39,7 @@ const C_IRQ: u8 = 0x80;
 const C_PERIODIC: u8 = 0x40;
 const C_ALARM: u8 = 0x20;
 const C_UPDATE: u8 = 0x10;
-/// The flags of register C; the enable bits of register B are the same bits.
+/// The flags of register C. The enable bit of a flag has the same number in register B.
 const C_FLAGS: u8 = C_PERIODIC | C_ALARM | C_UPDATE;
 const D_VALID: u8 = 0x80;
 
@@ -54,7 +55,7 @@ pub enum ClockStateV1 {
     },
     /// Stopped by SET or by the divider: the registers do not change by themselves, and can be written.
     Stopped {
-        /// The time registers as they read.
+        /// The time registers, as the guest reads them.
         registers: [u8; 8],
         /// The clock's position in its second, in nanoseconds. The clock continues from this position.
         phase_ns: u32,
@@ -182,7 +183,7 @@ impl Rtc {
 
     fn write_register(&mut self, register: usize, value: u8, now_ns: u64) {
         if register <= REG_D || register == REG_CENTURY {
-            // New settings must not change the flags up to now.
+            // New settings must not change the flags that were set up to now.
             self.settle_flags(now_ns);
         }
         if let Some(place) = calendar::time_register(register) {

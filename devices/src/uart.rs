@@ -81,8 +81,8 @@ pub struct Uart {
     s: UartStateV1,
     output: Vec<u8>,
     line_dropped: bool,
-    /// Number of reads of LSR since the last read that found a received byte, and since the last sent byte. The number
-    /// tells the owner when input is welcome, so it is not part of the state.
+    /// Number of reads of LSR since the last sent byte or the last read that found a received byte, whichever was
+    /// later. The number tells the owner when input is welcome, so it is not part of the state.
     vain_polls: u32,
 }
 
@@ -154,7 +154,7 @@ impl Uart {
         }
     }
 
-    /// Level of the interrupt line. On a PC the OUT2 pin gates it, and loopback turns that pin off.
+    /// Level of the interrupt line. On a PC the OUT2 pin gates the line, and loopback turns the OUT2 pin off.
     pub fn irq(&self) -> bool {
         let gate_open = self.s.mcr & (MCR_OUT2 | MCR_LOOP) == MCR_OUT2;
         gate_open && self.interrupt_source() != IIR_NONE
@@ -169,7 +169,7 @@ impl Uart {
     /// Whether a driver in the guest listens for input. A driver that listens either enables the receive interrupt, or
     /// polls for input.
     pub fn is_listened_to(&self) -> bool {
-        // A driver that only sends polls once or twice before each byte.
+        // If a driver only sends, it reads LSR once or twice before each byte.
         const POLLS_OF_A_LISTENER: u32 = 32;
         self.s.ier & IER_RDI != 0 || self.vain_polls >= POLLS_OF_A_LISTENER
     }
@@ -247,7 +247,7 @@ impl Uart {
     fn read_interrupt_identification(&mut self) -> u8 {
         let source = self.interrupt_source();
         if source == IIR_THR_EMPTY {
-            // Reading IIR acknowledges this source, but only if IIR reports it.
+            // Reading IIR acknowledges the transmitter-empty interrupt, but only if IIR reports this interrupt.
             self.s.thr_empty_pending = false;
         }
         source | if self.s.fifo_enabled { IIR_FIFOS } else { 0 }
@@ -271,13 +271,14 @@ impl Uart {
         } else {
             self.overrun_with(byte);
         }
-        // The byte has left: the register was full for a moment and is now empty again.
+        // The byte was sent: the transmitter was full for a moment and is now empty again.
         self.s.thr_empty_pending = false;
         self.line_dropped = !self.irq();
         self.s.thr_empty_pending = true;
     }
 
-    /// Records an overrun. With FIFOs the new byte is lost; without, it replaces the byte in the buffer register.
+    /// Records an overrun. With FIFOs the new byte is lost. Without FIFOs the new byte replaces the byte in the
+    /// buffer register.
     fn overrun_with(&mut self, byte: u8) {
         self.s.overrun = true;
         if !self.s.fifo_enabled {
@@ -286,8 +287,8 @@ impl Uart {
     }
 
     fn write_interrupt_enable(&mut self, value: u8) {
-        // Enabling the source while the transmitter is empty raises an interrupt. Drivers rely on this
-        // interrupt to start sending.
+        // Enabling the transmitter-empty interrupt while the transmitter is empty raises an interrupt.
+        // Drivers rely on this interrupt to start sending.
         if value & !self.s.ier & IER_THRI != 0 {
             self.s.thr_empty_pending = true;
         }
@@ -300,7 +301,7 @@ impl Uart {
             self.s.received.clear();
         }
         self.s.fifo_enabled = enable;
-        // The other bits are programmed only together with the enable bit.
+        // The other bits of FCR take effect only if the same write sets the enable bit.
         if enable {
             self.s.trigger = value & FCR_TRIGGER;
         }
@@ -321,7 +322,7 @@ impl Uart {
         let before = self.modem_lines();
         self.s.mcr = value;
         let after = self.modem_lines();
-        // TERI reports the trailing edge of the ring indicator only; the others report both edges.
+        // TERI reports the trailing edge of the ring indicator only; the other change bits report both edges.
         let changed = (before ^ after) & !MSR_RI | before & !after & MSR_RI;
         self.s.modem_changes |= changed >> 4;
     }

@@ -1,10 +1,10 @@
 //! The bytes of a saved board in recordings of version 1.
 //!
-//! `golden/*.json` are two states that together have every variant. In each state, no two fields of the same type are
-//! equal. Flags differ in their pattern over both states and all chips of a kind. `golden/*.hex` are the bytes of these
-//! states, made by the program that first wrote such recordings. A field that is moved, added or retyped breaks these
-//! tests. If the tests break, add version 2 of the state and keep reading version 1: never renew the bytes. (Renaming a
-//! field or a type keeps the bytes; change the JSON then.)
+//! `golden/*.json` are two states that together have every variant. In each state, no two fields of the same type
+//! are equal. Over both states and all chips of a kind, each flag has a pattern of values that no other flag has.
+//! `golden/*.hex` are the bytes of these states, made by the program that first wrote such recordings. A field that
+//! is moved, added or retyped breaks these tests. If the tests break, add version 2 of the state and keep reading
+//! version 1: never renew the bytes. (Renaming a field or a type keeps the bytes; change the JSON then.)
 
 use devices::DebugPortsV1;
 use devices::passthrough::{AskV1, InterruptModeV1, RegionV1, TranslationStateV1, WrittenV1};
@@ -32,7 +32,7 @@ fn a_saved_board_has_the_bytes_of_version_1() {
     check(include_str!("golden/platform_state_v1_b.json"), include_str!("golden/platform_state_v1_b.hex"));
 }
 
-/// Network cards were added later than the two boards.
+/// Network cards were added after the two golden boards, so this test has their state.
 #[test]
 fn a_saved_network_card_has_the_bytes_of_version_1() {
     let state = DeviceStateV1::Net {
@@ -65,7 +65,7 @@ fn the_ports_of_a_machine_description_keep_their_names() {
     }
 }
 
-/// Passed-through devices were added after network cards.
+/// Passed-through devices were added after network cards, so this test has their states.
 #[test]
 fn passed_through_devices_have_the_bytes_of_version_1() {
     let hash = std::array::from_fn(|number| 0xa0 + number as u8);

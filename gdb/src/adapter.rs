@@ -196,7 +196,7 @@ impl<'t> Adapter<'t> {
         use MultiThreadStopReason as Reason;
         let tid = self.selected_cpu();
         match stop {
-            // Not `DoneStep`, whose packet has no room for registers.
+            // `DoneStep` would not do, because its packet has no room for registers.
             Stop::Step => Reason::SignalWithThread { tid, signal: Signal::SIGTRAP },
             // With this signal, gdb does not report that the program received one.
             Stop::Elsewhere => Reason::SignalWithThread { tid, signal: Signal::SIGZERO },
@@ -526,7 +526,7 @@ impl MultiThreadRangeStepping for Adapter<'_> {
 
 impl ReverseStep<Tid> for Adapter<'_> {
     fn reverse_step(&mut self, _: Tid) -> Result<(), Infallible> {
-        // If gdb has chosen no thread, the library names the first one.
+        // If gdb has chosen no thread, the library names the first thread. The selected CPU is used instead.
         let cpu = self.mover.unwrap_or_else(|| self.target.selected_cpu());
         self.requested = Move::StepBackward(cpu);
         Ok(())

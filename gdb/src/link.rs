@@ -1,7 +1,7 @@
 //! The connection to one client. The connection turns bytes into events, and can check for new input while
 //! the target runs.
 //!
-//! Reads are buffered, and each reply leaves in one write, so that a request costs two system calls.
+//! Reads are buffered, and each reply is sent in one write, so that a request costs two system calls.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -56,7 +56,8 @@ impl<'s> Link<'s> {
         self.stream.write_all(bytes)
     }
 
-    /// Whether the client has sent ^C since the last event was taken, or has gone. Never blocks. A ^C counts only once.
+    /// Whether the client has sent ^C since the last event was taken, or has gone. Never blocks. Each ^C is
+    /// reported only once.
     pub(crate) fn wants_stop(&mut self) -> bool {
         while self.waiting.len() < MAX_WAITING_EVENTS && !self.closed && self.has_input() {
             // A broken connection also ends the run. The next send will report the error.

@@ -68,7 +68,7 @@ pub enum ListenError {
     /// The operating system failed to accept a connection.
     #[error("cannot accept connections on {address}")]
     Accept {
-        /// The address for gdb.
+        /// The address to which gdb connects.
         address: String,
         /// The operating system's error.
         source: io::Error,
@@ -104,9 +104,9 @@ pub enum Reach {
 /// One client's connection.
 #[derive(Debug)]
 pub enum Stream {
-    /// From a TCP port. Small packets are sent at once.
+    /// A connection to a TCP port. Small packets are sent at once.
     Tcp(TcpStream),
-    /// From a Unix socket.
+    /// A connection to a Unix socket.
     Unix(UnixStream),
 }
 

@@ -27,12 +27,12 @@ pub(crate) struct Owners {
 }
 
 impl Owners {
-    /// Checks owners of Unix sockets.
+    /// Makes an `Owners` that checks clients of Unix sockets.
     pub fn of_sockets() -> Owners {
         Owners { own: geteuid().as_raw(), tables: Vec::new() }
     }
 
-    /// Checks owners of TCP connections.
+    /// Makes an `Owners` that checks clients of TCP ports.
     pub fn of_connections() -> io::Result<Owners> {
         // A host without IPv6 has only one table.
         let second = File::open("/proc/net/tcp6").ok();
@@ -109,7 +109,8 @@ fn read_whole(table: &File) -> io::Result<String> {
     }
 }
 
-/// Finds the users of connections in a table. The kernel shows an end that its program has closed as root's.
+/// Finds the users of connections in a table. For an end that its program has closed, the kernel shows root as the
+/// owner.
 fn find_owners(table: &str, wanted: &mut HashMap<Ends, Option<u32>>) {
     let owner = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
@@ -173,7 +174,7 @@ mod tests {
         for (ends, state, user, inode, found) in [
             (theirs, "01", 1000, 77, Some(1000)),
             (mapped, "01", 1001, 77, Some(1001)),
-            // This line is the server's end.
+            // This line shows the server's end of the connection.
             ("0100007F:04D2 0100007F:9C40", "01", 0, 77, None),
             ("0100007F:9C41 0100007F:04D2", "01", 1000, 77, None),
             ("0200007F:9C40 0100007F:04D2", "01", 1000, 77, None),

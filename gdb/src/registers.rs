@@ -78,7 +78,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// Number of bytes in the protocol.
+    /// Number of bytes that the register has in the protocol.
     pub(crate) const fn size_bytes(self) -> usize {
         match self {
             Place::Word(_) | Place::Double(_) => 4,
@@ -279,7 +279,7 @@ impl arch::Registers for Registers {
     }
 
     fn gdb_serialize(&self, mut write_byte: impl FnMut(Option<u8>)) {
-        // The table has one accessor for both directions, which needs a mutable register file.
+        // The table has one accessor for reads and writes, which needs a mutable register file.
         let mut registers = self.clone();
         for entry in TABLE {
             let mut bytes = [0; 16];

@@ -171,8 +171,8 @@ impl<'t> Session<'t> {
         Ok(SessionEnd::Closed)
     }
 
-    /// Lets the library handle one packet, moves the target if the packet asks for that, and sends the reply. Returns
-    /// how the session ended; `None` if it goes on.
+    /// Lets the library handle one packet, moves the target if the packet asks for that, and sends the reply.
+    /// Returns how the session ended; `None` if the session continues.
     fn handle(&mut self, body: &[u8], adapter: &mut Adapter<'t>) -> io::Result<Option<SessionEnd>> {
         if !is_reasonable(body) {
             self.reply_error("the request is invalid");
@@ -184,7 +184,8 @@ impl<'t> Session<'t> {
             return Ok(None);
         }
         if body.starts_with(b"qfThreadInfo") {
-            // The library also lists threads for other reasons, but this request means that gdb shows the place.
+            // The library also lists threads for other reasons, but this request means that gdb shows the current
+            // position to its user.
             adapter.shown();
         }
         if let Some((address, hardware, conditions)) = parse_packet(body) {
@@ -210,8 +211,8 @@ impl<'t> Session<'t> {
             adapter.choose_mover(chosen_thread(thread));
         }
         if body == STATUS_REQUEST {
-            // Answer here, because the library would always name the first CPU. gdb then reads registers without choosing a
-            // thread.
+            // Answer the status request here, because the library would always name the first CPU. gdb then reads
+            // registers without choosing a thread.
             self.choose_shown(adapter);
             self.reply_status(adapter.selected_cpu());
             self.send(adapter)?;
@@ -220,7 +221,7 @@ impl<'t> Session<'t> {
         if let Some(thread) = body.strip_prefix(SHOWN_REQUEST)
             && is_any_thread(thread)
         {
-            // The library would take the first CPU.
+            // Without this call, the library would choose the first CPU.
             self.choose_shown(adapter);
             self.reply(b"OK");
             self.send(adapter)?;
@@ -312,7 +313,8 @@ impl<'t> Session<'t> {
                 }
                 Some(if killed { SessionEnd::Killed } else { SessionEnd::Detached })
             }
-            // While the target moves, the library gets no bytes and no ^C, so these states do not last.
+            // While the target moves, the library gets no bytes and no ^C. So the library should never be in these
+            // states here.
             Ok(GdbStubStateMachine::Running(_) | GdbStubStateMachine::CtrlCInterrupt(_)) => {
                 self.replace_library(adapter);
                 None

@@ -106,8 +106,8 @@ impl StopSets {
         Ok(())
     }
 
-    /// The conditions at an address. A run stops if one of them is true. `None` if a breakpoint at this address has no
-    /// conditions.
+    /// The conditions at an address. A run stops if one of the conditions is true. `None` if a breakpoint at this
+    /// address has no conditions.
     fn wanted_conditions(&self, address: u64) -> Option<Vec<Condition>> {
         let mut wanted = Vec::new();
         for (set, hardware) in [(&self.software, false), (&self.hardware, true)] {

@@ -73,7 +73,7 @@ pub struct SleepingThread {
 pub struct Threads {
     /// The text that gdb shows for each CPU beside its name: a description of the running thread.
     pub cpus: Vec<String>,
-    /// All other threads.
+    /// The threads that no CPU executes.
     pub sleeping: Vec<SleepingThread>,
 }
 
@@ -180,9 +180,9 @@ pub trait DebugTarget {
     /// A long step, for which the target must replay, may poll. The step either completes, or returns
     /// [`Stop::Interrupted`] without moving the target.
     ///
-    /// Breakpoints at the instruction and at the next one do not count: gdb removes a breakpoint before it steps off. A
-    /// target may step over other code between these two instructions, such as an interrupt's handler. At a breakpoint
-    /// in such code the target returns [`Stop::Breakpoint`].
+    /// Breakpoints at the instruction and at the next one do not stop the step: gdb removes a breakpoint before it
+    /// steps off. A target may step over other code between these two instructions, such as an interrupt's handler.
+    /// At a breakpoint in such code the target returns [`Stop::Breakpoint`].
     fn step_forward(&mut self, cpu: Thread, poll: &mut Poll<'_>) -> Result<Stop, Refusal>;
 
     /// Undoes exactly one instruction of a CPU: the mirror image of [`Self::step_forward`], with
@@ -191,7 +191,7 @@ pub trait DebugTarget {
 
     /// Runs until a breakpoint, a watchpoint, the end of the history, or the poll function stops it.
     ///
-    /// The start of the run does not count: a breakpoint there is hit only when execution returns to it.
+    /// A breakpoint at the start of the run is hit only when execution returns to it.
     fn run_forward(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal>;
 
     /// Runs backwards: the mirror image of [`Self::run_forward`], with the start of the history.

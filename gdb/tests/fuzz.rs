@@ -140,7 +140,7 @@ fn piece(random: &mut Random) -> Vec<u8> {
             packet(&body)
         }
         6 => {
-            // Wrong checksums, missing ends, and bytes between packets.
+            // Makes wrong checksums, missing ends, and bytes between packets.
             let mut bytes = packet(&body);
             mutate(&mut bytes, random);
             bytes
@@ -152,7 +152,7 @@ fn piece(random: &mut Random) -> Vec<u8> {
 fn session(seed: u64) -> (SessionEnd, Vec<u8>) {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut input: Vec<u8> = (0..PACKETS_PER_SESSION).flat_map(|_| piece(&mut random)).collect();
-    // The first packet ends an unfinished one, because its dollar sign starts a new packet.
+    // The first of these packets ends an unfinished packet, because the dollar sign always starts a new packet.
     input.extend(packet(b"?").repeat(2));
     let mut script = Script {
         input: Cursor::new(input),

@@ -121,7 +121,7 @@ fn the_target_hears_only_of_differences_and_only_before_it_moves() {
             client.request(request);
         }
     }
-    // A hardware breakpoint at the same address is the same breakpoint.
+    // For the target, a hardware breakpoint at the same address is the same breakpoint.
     client.request(&format!("Z1,{STORE:x},1"));
     client.request("bc");
     client.request(&format!("z1,{STORE:x},1"));
@@ -191,7 +191,7 @@ fn a_range_of_steps_ends_outside_or_at_a_breakpoint() {
         assert_eq!(stop_kind(&client.request(&range)), format!("T05thread:p01.01;{reason}"));
         assert_eq!(client.rip(), expected);
     }
-    // An empty range is one step.
+    // A step over an empty range executes one instruction.
     client.request("vCont;r0,0:p1.1;c:p1.-1");
     assert_eq!(client.rip(), JMP);
 }
@@ -199,7 +199,7 @@ fn a_range_of_steps_ends_outside_or_at_a_breakpoint() {
 #[test]
 fn a_range_of_steps_may_end_in_an_instruction_of_one_byte() {
     let mut client = Client::connect_without_acks(Toy::new());
-    // The NOP is the last byte of the range, and at the end the whole range.
+    // The NOP is the last byte of the first two ranges. The last range has only the NOP.
     for first in [ENTRY, LOOP] {
         client.request(&format!("vCont;r{first:x},{JMP:x}:p1.1;c:p1.-1"));
         assert_eq!(client.rip(), JMP);
@@ -305,7 +305,8 @@ fn sleeping_threads_are_looked_at_and_never_changed_or_moved() {
     for change in ["P10=0010000000000000", "M2000,1:05"] {
         assert!(client.request(change).starts_with('E'), "{change}");
     }
-    // A step of the thread is a step of the CPU. gdb 13 shows the sentence of a refused write only if it is printed.
+    // If gdb steps a sleeping thread, the server steps the CPU. gdb 13 shows the sentence of a refused write only
+    // if it is printed.
     client.send(b"vCont;s:p1.7;c:p1.-1");
     let sentence = "only a CPU can be changed, not a sleeping thread: select thread 1\n";
     assert_eq!(client.reply(), format!("O{}", hex(sentence)));
@@ -407,7 +408,7 @@ fn an_interrupt_stops_an_endless_run() {
         client.send(request.as_bytes());
         client.send_raw(b"\x03");
         assert_eq!(stop_kind(&client.reply()), "T02thread:p01.01;", "{request}");
-        // ^C in the same piece as the request.
+        // Sends ^C in the same piece as the request.
         client.send_raw(&[packet(request.as_bytes()), b"\x03".to_vec()].concat());
         assert_eq!(stop_kind(&client.reply()), "T02thread:p01.01;", "{request}");
     }

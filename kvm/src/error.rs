@@ -12,7 +12,7 @@ pub enum Error {
     /// This KVM is not the processor's own virtualisation.
     #[error("this host's KVM is an imitation in software ({0}); use --engine soft, and see ttvm doctor")]
     Imitation(String),
-    /// A call failed.
+    /// A call of KVM failed.
     #[error("KVM failed to {0}: {1}")]
     Call(&'static str, std::io::Error),
     /// The vCPU cannot continue.

@@ -44,7 +44,7 @@ const WATCHDOG: Duration = Duration::from_millis(2);
 extern "C" fn on_kick(_signal: libc::c_int) {
     let run = RUNNING.get();
     if !run.is_null() {
-        // SAFETY: an alarm exists, so its vCPU exists too, and it belongs to this thread.
+        // SAFETY: an alarm exists, so its vCPU exists too, and both belong to this thread.
         unsafe { addr_of_mut!((*run).immediate_exit).write_volatile(1) };
     }
 }
@@ -64,7 +64,7 @@ pub(crate) fn forget_overflow() {
     OVERFLOWED.set(false);
 }
 
-/// Kicks the calling thread out of the guest as long as it exists. The vCPU must outlive the kick.
+/// While an alarm exists, it kicks the calling thread out of the guest. The vCPU must outlive the kick.
 #[must_use]
 pub(crate) struct Alarm {
     /// The timer and the vCPU belong to the thread.
@@ -142,7 +142,7 @@ mod tests {
 
     const FOREVER: Duration = Duration::from_secs(20);
 
-    /// Whether the page is marked within [`FOREVER`].
+    /// Waits at most [`FOREVER`] for a kick, which sets the flag in the page. Returns whether the kick came.
     fn is_kicked(run: &mut kvm_run) -> bool {
         let asked = &raw mut run.immediate_exit;
         let until = Instant::now() + FOREVER;

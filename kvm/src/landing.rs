@@ -10,9 +10,9 @@
 //! shrinks while none does. Very late and lost overflows do not change the margin. Such overflows are
 //! rare, and a margin for them would cost more at every landing.
 //!
-//! A place is the exit of a breakpoint: its instruction has not begun, so it is not a half-done repeated instruction. A
-//! point in an interrupt shadow is never a place. This module does not know how the guest is entered; [`Guest`] is its
-//! interface.
+//! At a place, the guest has exited by a breakpoint: the instruction there has not begun. So a place is never
+//! inside a half-done repeated instruction. A point in an interrupt shadow is never a place. This module does not
+//! know how the guest is entered; [`Guest`] is its interface.
 
 use crate::error::Error;
 use engine_contract::{LandingPlace, Landings};
@@ -39,7 +39,7 @@ pub(crate) struct Place {
     pub(crate) rip: u64,
     /// [`cpu::fold_registers`].
     pub(crate) registers: u64,
-    /// Whether an interrupt could be taken here if the guest allowed it.
+    /// Whether the guest could take an interrupt at this place if its interrupt flag were set.
     pub(crate) interruptible: bool,
     pub(crate) left: Left,
 }
@@ -47,9 +47,9 @@ pub(crate) struct Place {
 /// The reason why the guest left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
-    /// The breakpoint: the instruction has not begun.
+    /// The guest hit the breakpoint: the instruction at RIP has not begun.
     Breakpoint,
-    /// A signal of the counter or the watchdog.
+    /// A signal of the counter or the watchdog stopped the guest.
     Signal,
     /// Any other reason, or the guest has not been entered.
     Other,
@@ -68,7 +68,7 @@ pub(crate) enum Arrival {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Margin {
     usual: u64,
-    /// Overshots since the last landing.
+    /// Number of overshots since the last successful landing.
     in_a_row: u32,
 }
 
@@ -84,8 +84,8 @@ impl Margin {
         Margin { usual: Margin::AT_FIRST, in_a_row: 0 }
     }
 
-    /// The margin for the next try. The margin doubles each time that the guest overshoots the same place. Finally the
-    /// landing goes only from hit to hit of the breakpoint.
+    /// The margin for the next try. The margin doubles each time that the guest overshoots the same place. After
+    /// enough overshots, the margin is so large that the landing only goes from hit to hit of the breakpoint.
     fn branches(&self) -> u64 {
         self.usual << self.in_a_row.min(40)
     }
@@ -95,7 +95,7 @@ impl Margin {
         self.usual = (self.usual - self.usual / Margin::PATIENCE).max(Margin::LEAST);
     }
 
-    /// Adapts to an overshot. `skid` is how late the last overflow was, if it came.
+    /// Adapts the margin after the guest overshot the place. `skid` is how late the last overflow was, if it came.
     fn overshot(&mut self, skid: Option<u64>) {
         self.in_a_row += 1;
         if skid.is_some_and(|skid| (self.usual..Margin::MOST).contains(&skid)) {
@@ -158,12 +158,12 @@ impl Landing {
         }
         self.near = true;
         guest.set_breakpoint(Some(self.goal.rip))?;
-        // Notices a guest that does not reach the breakpoint again.
+        // With this overflow, the landing notices a guest that does not reach the breakpoint again.
         self.arm(guest, &place, self.target + 1)?;
         Ok(None)
     }
 
-    /// Whether the guest stands at the place. Other hits of the breakpoint are passed.
+    /// Whether the guest stands at the place. The guest passes other hits of the breakpoint.
     fn stands_on_goal(&mut self, guest: &mut impl Guest, place: &Place, seen: &mut Landings) -> bool {
         if place.rip != self.goal.rip {
             return false;
@@ -171,7 +171,7 @@ impl Landing {
         let rejected = std::mem::take(&mut self.goal.not_here);
         match place.left {
             Left::Breakpoint => seen.hits += 1,
-            // The instruction may have begun. If the instruction has not begun, the breakpoint hits at once.
+            // After a signal, the instruction at RIP may have begun. If not, its breakpoint hits at the next entry.
             Left::Signal => return false,
             Left::Other => {
                 guest.pass_breakpoint(rejected);

@@ -20,16 +20,16 @@
 //! The state is a [`cpu::CpuState`] and the board a [`cpu::Bus`]. So between two instructions, a guest can move between
 //! KVM and the software CPU.
 //!
-//! KVM only executes. Interrupt controllers, timers and clocks are not the kernel's, because the kernel's would let
-//! host time in. The number of exits before a place identifies the place. A place between two exits is a
-//! [`engine_contract::LandingPlace`], which also has the number of conditional branches if they are counted. See the
-//! kernel's Documentation/virt/kvm/api.rst.
+//! KVM only executes. ttvm uses none of the kernel's interrupt controllers, timers and clocks, because they would
+//! let host time into the guest. The number of exits before a place identifies the place. A place between two exits
+//! is a [`engine_contract::LandingPlace`], which also has the number of conditional branches if they are counted.
+//! See the kernel's Documentation/virt/kvm/api.rst.
 //!
 //! Where to start reading: [`KvmCpu::run`] is the run loop. Below the run loop, `exits` handles the guest's
-//! exits, and `stopping` stops a guest that makes no exits. `landing` finds such a place again by its count
-//! of branches, and `search` without a count. `vcpu` is the bare vCPU, `state` converts states, `counter`
-//! counts branches, and `probe` tests a host's KVM. `KVM.md` describes how a whole machine is recorded and
-//! replayed.
+//! exits, and `stopping` stops a guest that makes no exits. `landing` finds the place of a stop again by its
+//! count of branches, and `search` finds it without a count. `vcpu` is the bare vCPU, `state` converts
+//! states, `counter` counts branches, and `probe` tests a host's KVM. `KVM.md` describes how a whole machine
+//! is recorded and replayed.
 //!
 //! Three system calls are made by hand. The libraries lack these calls: F_SETOWN_EX (nix and libc), the ioctl
 //! for a perf event's period (perf-event2), and KVM_INTERRUPT (kvm-ioctls).

@@ -1,4 +1,4 @@
-//! Tests this host's KVM with small guests, which show whether it is the processor's own virtualisation.
+//! Tests this host's KVM with small guests, which show whether this KVM is the processor's own virtualisation.
 //!
 //! On some hosts, `/dev/kvm` emulates the kernel mode of its guests in software: slowly, incompletely, and
 //! with silent errors. No capability shows whether KVM executes as hardware does, but a few executed
@@ -54,7 +54,8 @@ pub fn refuse_imitation() -> Result<(), Error> {
     kernel_mode().map_err(Error::Imitation)
 }
 
-/// The CPU model of KVM's processor. The fault of a memory update shows whether the processor is real hardware.
+/// The CPU model of KVM's processor. The page fault of an instruction that updates memory shows whether the
+/// processor is real hardware.
 pub fn model() -> Result<CpuModel, Error> {
     let stuck = |why| Error::Stuck { rip: CODE, why };
     match update_fault().map_err(stuck)?[..] {
@@ -95,7 +96,7 @@ fn guest(kernel: &[u8], user: &[u8]) -> Result<(KvmCpu, CpuState), String> {
     let ram = GuestRam::new(2 << 20).map_err(|error| error.to_string())?;
     ram.write_bytes(CODE, kernel);
     ram.write_bytes(USER_CODE, user);
-    // Present, writable, for users; the last one is a 2 MiB page.
+    // All three entries are present, writable and for user mode. The last entry maps a 2 MiB page.
     for (table, entry) in [(0, TABLES + 0x1007), (0x1000, TABLES + 0x2007), (0x2000, 0x87)] {
         ram.store_u64(TABLES + table, entry);
     }

@@ -30,12 +30,12 @@ const BREAKPOINTS_AT_FIRST: u32 = 4096;
 
 const RESUME_FLAG: u64 = 1 << 16;
 
-/// A CPU that KVM executes.
+/// A CPU whose instructions KVM executes.
 pub struct KvmCpu {
     vm: Vm,
     vcpu: Vcpu,
-    /// The newest state if `ahead` is set, and otherwise a copy at the last stop. This software CPU also
-    /// emulates instructions.
+    /// This software CPU has the newest state if `ahead` is set, and otherwise a copy of the state at the
+    /// last stop. This CPU also emulates instructions.
     soft: Cpu,
     /// Whether the software CPU's state is newer than the vCPU's.
     ahead: bool,
@@ -56,13 +56,13 @@ struct Run<'a> {
     due: Option<Instant>,
     /// Whether the guest was last left by an exit that the machine sees, and has not run since.
     exited: bool,
-    /// The places where the guest is expected after time was up.
+    /// The places at which the guest can be stopped after time was up.
     stopping: Option<Stopping>,
     /// Number of kicks to wait for a place to stop at.
     patience: u32,
     /// The landing in progress, if the landing place has a count of branches.
     landing: Option<Landing>,
-    /// How the guest was left.
+    /// Why the guest was last left.
     left: Left,
     /// Breakpoints met on the way to the landing place.
     met: u32,
@@ -107,7 +107,7 @@ impl KvmCpu {
         &self.soft
     }
 
-    /// Replaces the whole state. The counts stay.
+    /// Replaces the whole state of the CPU. The counts do not change.
     pub fn set_state(&mut self, state: &CpuState) {
         self.soft.set_state(state);
         self.ahead = true;
@@ -182,7 +182,7 @@ impl KvmCpu {
         alarm.map(Some).map_err(|error| Error::Call("set a timer", error))
     }
 
-    /// Copies the software CPU's state to the vCPU, if it is newer.
+    /// Copies the software CPU's state to the vCPU, if the software CPU's state is newer.
     fn load(&mut self, bus: &mut dyn Bus) -> Result<(), Error> {
         if !self.ahead {
             return Ok(());
@@ -257,7 +257,7 @@ impl KvmCpu {
             if signals.stop || due {
                 let synced = self.vcpu.synced();
                 if !nothing_under_way(&synced.events) {
-                    // The software CPU would have begun to deliver the fault.
+                    // On the software CPU, the delivery of the fault would have begun before this stop.
                     log::warn!("stopped at {:#x} with a fault under way", synced.regs.rip);
                 }
                 return Ok(End::Stop(Stop::Bus));

@@ -1,8 +1,9 @@
 //! Converts between KVM's structures and [`CpuState`].
 //!
-//! States are canonical. Unusable segments look as the software CPU leaves them. The x87 stack is by physical register.
-//! An XSAVE image always says that it holds x87 and SSE state. Some registers are not in KVM (MTRRs, debug control, the
-//! TSC's offset); these and the counts do not change in the completed state.
+//! Converted states are canonical. Unusable segments have the values that the software CPU gives them. The x87
+//! registers are in the order of the physical registers. An XSAVE image always says that it holds x87 and SSE
+//! state. Some registers are not in KVM (MTRRs, debug control, the TSC's offset); these and the counts do not
+//! change in the completed state.
 
 use cpu::{CpuState, FpuState, Segment, TableRegister};
 use kvm_bindings::{kvm_debugregs, kvm_dtable, kvm_regs, kvm_segment, kvm_sregs, kvm_vcpu_events, kvm_xsave};
@@ -138,7 +139,8 @@ pub(crate) fn take_registers(
     state.pending_debug = 0;
 }
 
-/// Shadows and blocked NMIs. A debug trap is the only pending event.
+/// KVM's events for a state: interrupt shadows, blocked NMIs, and a pending debug trap. A [`CpuState`] has no other
+/// pending events.
 pub(crate) fn events_of(state: &CpuState) -> kvm_vcpu_events {
     let mut events = kvm_vcpu_events { flags: EVENTS_VALID, ..Default::default() };
     events.interrupt.shadow = match (state.interrupt_shadow, state.mov_ss_shadow) {

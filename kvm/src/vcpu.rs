@@ -28,9 +28,9 @@ pub const MAX_STOPS: usize = 3;
 pub(crate) enum Exit {
     /// Port access with `count` elements of `size_bytes`, one after the other.
     Port { out: bool, port: u16, size_bytes: u8, count: u32 },
-    /// Read outside RAM.
+    /// A read from an address outside RAM.
     MmioRead { gpa: u64, length: usize },
-    /// Write outside RAM.
+    /// A write to an address outside RAM.
     MmioWrite { gpa: u64, data: [u8; 8], length: usize },
     /// RDMSR.
     ReadMsr { index: u32 },
@@ -42,7 +42,7 @@ pub(crate) enum Exit {
     Window,
     /// A hardware breakpoint, or a completed step: [`Vcpu::debug_status`].
     Breakpoint,
-    /// CR8 was lowered.
+    /// The guest lowered CR8.
     TaskPriority,
     /// A signal came, or an immediate exit was requested. No instruction is half done.
     Interrupted,
@@ -59,7 +59,7 @@ pub(crate) struct Vcpu {
     fd: VcpuFd,
     /// Breakpoints for the first debug registers. The last register is for [`Vcpu::set_debug`].
     breakpoints: [Option<u64>; MAX_BREAKPOINTS],
-    /// A debugger's stops, for debug registers that are free.
+    /// A debugger's stops, which use the debug registers that no breakpoint uses.
     stops: Vec<u64>,
     /// Whether CPUID shows an APIC.
     apic_enabled: bool,
@@ -266,8 +266,9 @@ impl Vcpu {
         self.breakpoints.iter().any(Option::is_some)
     }
 
-    /// Sets up debugging: the current hardware breakpoints, one more, and perhaps a stop after each instruction. After
-    /// a change of registers, call this again or steps end.
+    /// Sets up debugging: the current hardware breakpoints, one more, and perhaps a stop after each instruction.
+    /// After a change of registers, call this function again: otherwise the vCPU no longer stops after each
+    /// instruction.
     pub(crate) fn set_debug(&mut self, additional: Option<u64>, step: bool) -> Result<(), Error> {
         // The bit of DR7 that is always one.
         const ONE: u64 = 0x400;

@@ -12,10 +12,10 @@ use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 use crate::error::{Error, failed};
 
-/// Three pages that Intel's processors need for real mode. The pages lie below the firmware's usual place,
-/// where there is no RAM.
+/// Three pages that Intel's processors need for real mode. The pages lie below the usual place of the
+/// firmware, at addresses without RAM.
 const TSS_ADDRESS: usize = 0xfffb_d000;
-/// One more page for the same purpose.
+/// One more page that Intel's processors need for real mode.
 const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 
 /// Ranges of model-specific registers that KVM itself implements as the architecture says: SYSENTER, PAT,
@@ -117,9 +117,9 @@ impl Vm {
         }
     }
 
-    /// Makes MONITOR and MWAIT undefined if CPUID lacks them, and VMCALL undefined if the processor has another such
-    /// instruction. By default KVM ignores MONITOR and MWAIT, and rewrites VMCALL. An older KVM does not know the call,
-    /// or not all bits.
+    /// Makes MONITOR and MWAIT undefined if CPUID lacks them, and VMCALL undefined if the processor has another
+    /// instruction for hypercalls. By default KVM ignores MONITOR and MWAIT, and rewrites VMCALL. An older KVM does
+    /// not know the call, or not all bits.
     fn disable_quirks(&self) {
         const KVM_CAP_DISABLE_QUIRKS2: u32 = 213;
         const FIX_HYPERCALL_INSN: u64 = 1 << 5;

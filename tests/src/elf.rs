@@ -1,4 +1,4 @@
-//! ELF files of kernels, moved to other addresses.
+//! Moves ELF files of kernels to other addresses.
 
 use std::ops::Range;
 
@@ -10,7 +10,8 @@ type Header = FileHeader64<LittleEndian>;
 type Section = SectionHeader64<LittleEndian>;
 type Symbol = Sym64<LittleEndian>;
 
-/// Moves down all sections and symbols of a 64-bit ELF file whose addresses are in `range`. The file must be valid.
+/// Subtracts `distance` from the addresses of all sections and symbols of a 64-bit ELF file whose addresses are in
+/// `range`. The file must be valid.
 pub fn move_down(file: &mut [u8], range: Range<u64>, distance: u64) {
     let moved = |address: u64| if range.contains(&address) { address - distance } else { address };
     let (header, _) = from_bytes::<Header>(file).expect("the file is a good one");

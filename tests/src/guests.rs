@@ -15,21 +15,21 @@ pub struct Artefact {
     recipe: &'static str,
 }
 
-/// Debian's cloud kernel as shipped.
+/// Debian's cloud kernel, as Debian ships it.
 pub const CLOUD: Artefact = Artefact { path: "kernel-cloud/vmlinuz", recipe: "guest-images/kernel" };
 /// The ELF image inside Debian's cloud kernel.
 pub const CLOUD_ELF: Artefact = Artefact { path: "kernel-cloud/vmlinux", recipe: "guest-images/kernel" };
-/// Debian's ordinary kernel as shipped.
+/// Debian's ordinary kernel, as Debian ships it.
 pub const GENERIC: Artefact = Artefact { path: "kernel-generic/vmlinuz", recipe: "guest-images/kernel" };
 /// The ELF image inside Debian's ordinary kernel.
 pub const GENERIC_ELF: Artefact = Artefact { path: "kernel-generic/vmlinux", recipe: "guest-images/kernel" };
-/// busybox for the cloud kernel.
+/// The initial RAM disk with busybox for the cloud kernel.
 pub const BUSYBOX: Artefact = Artefact { path: "initrd-busybox-cloud.gz", recipe: "guest-images/initramfs" };
-/// busybox for the ordinary kernel.
+/// The initial RAM disk with busybox for the ordinary kernel.
 pub const BUSYBOX_GENERIC: Artefact =
     Artefact { path: "initrd-busybox-generic.gz", recipe: "guest-images/initramfs" };
-/// The cloud kernel of Debian 13, and busybox for this kernel. This guest and the next ones are missing if the package
-/// manager does not have them.
+/// The cloud kernel of Debian 13, and the initial RAM disk for this kernel. The files of this guest and of the next
+/// three guests are missing if the package manager does not have the kernels.
 pub const TRIXIE: [Artefact; 2] = newer("kernel-trixie/vmlinuz", "initrd-busybox-trixie.gz");
 /// The newest cloud kernel of Debian.
 pub const SID: [Artefact; 2] = newer("kernel-sid/vmlinuz", "initrd-busybox-sid.gz");
@@ -44,11 +44,12 @@ pub const XEN: Artefact = Artefact { path: "xen", recipe: "guest-images/other-ke
 /// The busybox program in these initial RAM disks. The host can run this program, too.
 pub const BUSYBOX_PROGRAM: Artefact =
     Artefact { path: "busybox/bin/busybox", recipe: "guest-images/initramfs" };
-/// The benchmark workloads.
+/// The initial RAM disk with the benchmark workloads.
 pub const BENCH: Artefact = Artefact { path: "initrd-bench.gz", recipe: "guest-images/workloads/build" };
-/// The workload for reverse debugging.
+/// The initial RAM disk with the workload for reverse debugging.
 pub const BENCH_RD: Artefact = Artefact { path: "initrd-rd.gz", recipe: "guest-images/workloads/build" };
-/// Kernel modules with a bug each. The file is missing if the kernel's headers could not be installed.
+/// The initial RAM disk with kernel modules, each with a bug. The file is missing if the kernel's headers could not
+/// be installed.
 pub const BUGS: Artefact = Artefact { path: "initrd-bugs.gz", recipe: "guest-images/bugs/build" };
 /// Debian 12 on a disk.
 pub const DEBIAN: Artefact = Artefact { path: "debian.img", recipe: "guest-images/debian-disk" };
@@ -58,7 +59,7 @@ const fn newer(kernel: &'static str, busybox: &'static str) -> [Artefact; 2] {
     [Artefact { path: kernel, recipe }, Artefact { path: busybox, recipe }]
 }
 
-/// One of the tiny test kernels: `mb1`, `mb2`, `pvh`, `elf64`, `pae`, `real16`.
+/// Returns the path of a tiny test kernel: `mb1`, `mb2`, `pvh`, `elf64`, `pae`, `real16`.
 pub fn test_kernel(name: &str) -> PathBuf {
     existing(&format!("kernels/{name}.elf"), "guest-images/kernels/build.sh")
 }
@@ -107,18 +108,20 @@ impl Guest {
         Guest { config, images }
     }
 
-    /// Linux with an initial RAM disk and the serial console; `parameters` are added to the command line.
+    /// Describes a Linux guest with an initial RAM disk and the serial console. `parameters` are added to the
+    /// kernel's command line.
     pub fn linux(kernel: &Artefact, initrd: &Artefact, parameters: &str, memory_mib: u64) -> Guest {
         Guest::new(&linux_options(kernel, initrd, parameters, memory_mib))
     }
 
-    /// The machine at its first instruction.
+    /// Creates the machine, before its first instruction.
     pub fn machine(&self) -> Machine<Instructions> {
         Machine::new(&self.config, &self.images, &power_on()).unwrap_or_else(|error| panic!("{error}"))
     }
 }
 
-/// Options for Linux. The kernel's parameters are the serial console and `parameters`.
+/// Returns the options of a machine that runs Linux. The kernel's parameters are the serial console and
+/// `parameters`.
 pub fn linux_options(
     kernel: &Artefact,
     initrd: &Artefact,
@@ -134,7 +137,7 @@ pub fn linux_options(
     }
 }
 
-/// Makes an initial RAM disk from another one and all files of a folder.
+/// Makes an initial RAM disk that has the contents of another initial RAM disk and all files of a folder.
 pub fn with_files(initrd: &Artefact, folder: &Path, to: &Path) {
     let packed = Command::new("sh")
         .args(["-c", "find . | cpio --quiet -o -H newc | gzip -1 | cat \"$0\" -"])
@@ -150,8 +153,8 @@ pub fn with_files(initrd: &Artefact, folder: &Path, to: &Path) {
     std::fs::write(to, packed.stdout).expect("the folder is ours");
 }
 
-/// Makes the kernel of a few instructions (`small_guest.s`). The kernel ends by the debug-exit port, and
-/// takes a second at most.
+/// Makes the kernel of a few instructions (`small_guest.s`). The kernel ends its run by a write to the debug-exit
+/// port, and runs for a second at most.
 pub fn small_kernel(directory: &Path) -> PathBuf {
     let path = directory.join("small");
     let made = Command::new("gcc")

@@ -12,8 +12,8 @@ use crate::guests::repository;
 pub struct Left(tempfile::TempDir);
 
 impl Left {
-    /// Runs `command` in the lab with `files`, each under a name. `arguments` are for the lab itself. The command must
-    /// succeed.
+    /// Runs `command` in the lab. `files` are copied into the lab, each to the given name. `arguments` are
+    /// arguments of the lab's script. The command must succeed.
     pub fn by(arguments: &[&str], command: &str, limit_s: u64, files: &[(&str, &Path)]) -> Left {
         let left = Left(tempfile::tempdir().expect("a temporary folder"));
         let files = files.iter().map(|(name, path)| format!("{name}={}", path.display()));
@@ -59,9 +59,9 @@ impl Left {
     }
 }
 
-/// The executables of these names: tests of `ttvm-kvm`, programs of `cuts` and `silicon`. Builds these packages without
-/// the others. These packages need other features of `iced-x86` than `tests` does, so a common build would build ttvm
-/// once more.
+/// Builds and returns the executables with these names: tests of `ttvm-kvm`, programs of `cuts` and `silicon`.
+/// Builds these packages separately from the other packages. These packages need other features of `iced-x86` than
+/// `tests` does, so a common build would build ttvm once more.
 pub fn built(names: &[&str]) -> Vec<(String, PathBuf)> {
     let packages = ["silicon", "cuts", "ttvm-kvm"].map(|name| ["--package", name]).concat();
     let output = Command::new(env!("CARGO"))
@@ -77,7 +77,7 @@ pub fn built(names: &[&str]) -> Vec<(String, PathBuf)> {
     let executables = messages.filter_map(|message| {
         let (name, kind) = (message["target"]["name"].as_str()?, message["target"]["kind"][0].as_str()?);
         let path = message["executable"].as_str()?;
-        // The unit tests of a program or library have the same name.
+        // An executable with the unit tests of a program has the same name as the program.
         let is_tests = message["profile"]["test"].as_bool()?;
         let is_meant = names.contains(&name) && (kind == "test") == is_tests;
         is_meant.then(|| (name.to_string(), path.into()))

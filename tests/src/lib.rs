@@ -1,9 +1,9 @@
-//! The harness of the whole-system tests. The harness builds machines from the guests in `guest-images/out`, types text
-//! at their consoles by a script, and saves and restores whole machines. The harness reads no clock and no host
-//! randomness, so every run of a test is the same run. Only [`network`] and [`terminal`] read the clock, because they
-//! test ttvm together with other programs of the host.
+//! The harness of the whole-system tests. The harness builds machines from the guests in `guest-images/out`, types
+//! text at their consoles by a script, and saves and restores whole machines. The harness reads no clock and no
+//! host randomness, so a test does the same in every run. Only [`network`] and [`terminal`] read the clock, because
+//! they test ttvm together with other programs of the host.
 //!
-//! The harness is not a test framework: each function panics with a sentence if the test should fail.
+//! The harness is not a test framework: each function panics with an error message if the test has failed.
 
 #![forbid(unsafe_code)]
 

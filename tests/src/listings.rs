@@ -1,4 +1,5 @@
-//! Compares a Linux guest's own listings with its memory: symbols in /proc/kallsyms, processes in `ps`.
+//! Compares lists that a Linux guest prints with ttvm's lists, which come from the guest's memory. The guest prints
+//! its symbols (/proc/kallsyms) and its processes (`ps`).
 
 use guest_symbols::Symbols;
 use guest_symbols::tasks::{AddressSpace, Processes};
@@ -32,12 +33,12 @@ impl ListedSymbol {
         Some(ListedSymbol { address, class, name, module })
     }
 
-    /// Whether the symbol is a compiler's label. Labels say nothing, and our symbols leave labels out.
+    /// Whether the symbol is a compiler's label. Such labels have no meaning, and ttvm's symbols leave them out.
     pub fn is_label(&self) -> bool {
         self.name.starts_with(".L")
     }
 
-    /// Whether our symbols include this symbol.
+    /// Whether ttvm's symbols include this symbol.
     pub fn is_in(&self, symbols: &Symbols) -> bool {
         symbols.all_named(&self.name).any(|symbol| {
             let module = symbol.module.map(|number| &symbols.modules()[number]);
@@ -69,8 +70,8 @@ impl ListedProcess {
     }
 }
 
-/// Fails unless the processes equal the guest's latest list. The guest's `ps` has ended since then, so its line does
-/// not count. The list must have a `sleep`.
+/// Fails unless the processes equal the guest's latest list. The line of `ps` itself is ignored, because `ps` has
+/// ended since then. The list must contain a process `sleep`.
 pub fn assert_same_processes(processes: &Processes, listed: &[ListedProcess]) {
     assert_eq!(processes.damage, None);
     for line in listed {
@@ -79,7 +80,7 @@ pub fn assert_same_processes(processes: &Processes, listed: &[ListedProcess]) {
         }
         let process = processes.with(line.pid).unwrap_or_else(|| panic!("no {line:?} in {processes:#?}"));
         assert_eq!(process.parent, line.parent, "{process:?}");
-        // `ps` adds a worker's current work to its name.
+        // `ps` shows the current work of a kernel worker after the worker's name.
         assert!(line.name.starts_with(&process.name), "{line:?} {process:?}");
         if line.name == "sleep" {
             assert_eq!(process.state, line.state, "{process:?}");

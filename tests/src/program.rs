@@ -9,7 +9,7 @@ use machine::error::exit_code;
 
 use crate::guests::repository;
 
-/// The program, which is built first if necessary.
+/// Returns the path of the program `ttvm`. Builds the program first if necessary.
 pub fn ttvm() -> PathBuf {
     static PROGRAM: LazyLock<PathBuf> = LazyLock::new(build_ttvm);
     PROGRAM.clone()
@@ -33,7 +33,7 @@ pub fn run(directory: &Path, arguments: &[&str]) -> (Option<i32>, String, String
     (done.status.code(), text(&done.stdout), text(&done.stderr))
 }
 
-/// The JSON that `ttvm` prints. `ttvm` must succeed.
+/// Runs `ttvm` and returns the JSON that `ttvm` prints. `ttvm` must succeed.
 pub fn json(directory: &Path, arguments: &[&str]) -> serde_json::Value {
     let (code, out, said) = run(directory, arguments);
     assert_eq!(code, Some(exit_code::DONE), "{arguments:?}: {out}{said}");
@@ -51,12 +51,12 @@ pub fn serve(directory: &Path, arguments: &[&str]) -> Child {
         let count = said.read_line(&mut all).expect("it says what it does");
         assert!(count > 0, "ttvm debug ended before gdb could attach: {all}");
     }
-    // Later output must not block the server.
+    // Read the rest of the server's output, because a full pipe would block the server.
     std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
     server
 }
 
-/// A sentence that names the programs which this host lacks; `None` if it has all.
+/// Returns an error message with the programs that this host does not have; `None` if it has all programs.
 pub fn missing(programs: &[&str]) -> Option<String> {
     let is_missing = |program: &&&str| {
         let mut command = Command::new(program);

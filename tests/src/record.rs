@@ -31,7 +31,7 @@ pub fn record(
     (machine, end)
 }
 
-/// As [`record`], with checkpoints.
+/// Does the same as [`record`], and also takes checkpoints.
 pub fn record_with_checkpoints(
     guest: &Guest,
     path: &Path,

@@ -6,7 +6,7 @@ use machine::{Hashes, Machine, Outcome, RunStop};
 
 use machine::script::Script;
 
-/// A guest that executes more steps counts as hanging.
+/// The largest number of steps of a run. If a guest executes more steps, the test assumes that the guest hangs.
 pub const STEP_LIMIT: Instructions = Instructions(60_000_000_000);
 
 /// Counts and hashes at one point of a run. Equal runs have equal fingerprints.
@@ -25,8 +25,8 @@ pub fn fingerprint(machine: &mut Machine<Instructions>) -> Fingerprint {
     Fingerprint { at: machine.moment(), branches: machine.cpu().branches(), hashes: machine.hashes() }
 }
 
-/// Runs to a count. Returns `None` if the run reached the count, otherwise the outcome with which the run ended
-/// earlier.
+/// Runs to an instruction count. Returns `None` if the run reached the count, otherwise the outcome with which the
+/// run ended earlier.
 pub fn run_until(
     machine: &mut Machine<Instructions>,
     until: Instructions,

@@ -1,4 +1,4 @@
-//! A machine as bytes: everything except the images that a new process needs to continue a run.
+//! Saves a machine as bytes. With these bytes and the machine's images, a new process can continue the run.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -17,12 +17,13 @@ struct Made {
 }
 
 impl Shared {
-    /// A recording that no test has asked for.
+    /// Creates a shared recording that no test has requested yet.
     pub const fn new() -> Shared {
         Shared(OnceLock::new())
     }
 
-    /// Writes the recording of `guest` at `path`, and returns the console's text. `commands` are typed at its shell.
+    /// Writes the recording of `guest` at `path`, and returns the console's text. During the recording, `commands`
+    /// are typed into the guest's shell.
     pub fn copy_to(&self, path: &Path, guest: impl FnOnce() -> Guest, commands: &[&str]) -> &str {
         let made = self.0.get_or_init(|| Made::by(&guest(), commands));
         std::fs::create_dir(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));

@@ -37,7 +37,7 @@ impl Terminal {
         terminal
     }
 
-    /// Types a line and Return, and waits until the text shows behind the prompt.
+    /// Types a line and Return, and waits until the terminal shows the text after the prompt.
     pub fn enter(&self, line: &str) {
         let before = self.lines();
         succeed(self.tmux().args(["send-keys", "-l", line]));
@@ -62,7 +62,7 @@ impl Terminal {
         self.wait_for_a_prompt(&[prompt]);
     }
 
-    /// As [`wait_for_prompt`](Terminal::wait_for_prompt), for one of several, which may be indented.
+    /// Waits until the last line is only one of these prompts, which may be indented.
     pub fn wait_for_a_prompt(&self, prompts: &[&str]) {
         let last_look = Instant::now() + LONGEST_WAIT;
         loop {

@@ -6,16 +6,16 @@ use std::process::{Command, Stdio};
 use crate::gdb::batch::said;
 use crate::guests::repository;
 
-/// A Python with drgn and perfetto, made by scripts/setup; `None` if there is none. `TTVM_TEST_PYTHON` may name another
-/// Python.
+/// Returns a Python interpreter with drgn and perfetto, which scripts/setup has installed; `None` if there is none.
+/// `TTVM_TEST_PYTHON` may name another Python.
 pub fn python() -> Option<PathBuf> {
     let usual = repository().join("guest-images/out/python/bin/python");
     let path = std::env::var_os("TTVM_TEST_PYTHON").map_or(usual, PathBuf::from);
     path.exists().then_some(path)
 }
 
-/// The kernel of a release with debug information, from guest-images/debug-information; `None` if it is missing.
-/// `TTVM_TEST_VMLINUX` may name another file.
+/// Returns the `vmlinux` with debug information of a kernel release, which guest-images/debug-information has
+/// downloaded; `None` if it is missing. `TTVM_TEST_VMLINUX` may name another file.
 pub fn vmlinux(release: &str) -> Option<PathBuf> {
     let usual = repository().join("guest-images/out/debug").join(format!("vmlinux-{release}"));
     let path = std::env::var_os("TTVM_TEST_VMLINUX").map_or(usual, PathBuf::from);

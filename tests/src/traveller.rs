@@ -26,11 +26,11 @@ pub struct Traveller {
     pub path: PathBuf,
     /// The recording's end.
     pub end: EndRecord<Instructions>,
-    /// Address of a variable that is written in every round.
+    /// The address of a variable that the kernel writes in every iteration of its main loop.
     pub counter: u64,
-    /// Address of a function that is called every 16 rounds.
+    /// The address of a function that the kernel calls in every 16th iteration.
     pub hook: u64,
-    /// Address of a variable that the timer's handler writes.
+    /// The address of a variable that the handler of the timer's interrupt writes.
     pub ticks: u64,
 }
 
@@ -59,7 +59,7 @@ impl Traveller {
         Traveller::record_by(directory, record)
     }
 
-    /// As [`Traveller::record`], with a checkpoint every `every_steps` steps.
+    /// Does the same as [`Traveller::record`], and takes a checkpoint every `every_steps` steps.
     pub fn record_with_checkpoints(directory: &Path, every_steps: u64) -> Traveller {
         let options = CheckpointOptions {
             interval_ns: 0,

@@ -128,7 +128,8 @@ mod tests {
         const ROUNDS: u64 = 20_000;
         let area = Area::new(PAGE_BYTES).unwrap();
         let bytes = area.base.as_ptr() as usize;
-        // The device counts in the last byte of the chunk, and reads two words that are always written together.
+        // The thread acts as the device: the thread increments the last byte of the chunk, and reads two words that
+        // are always written together.
         let device = std::thread::spawn(move || {
             // SAFETY: the area lives until this thread has ended.
             let chunk = unsafe { AtomicU128::from_ptr(bytes as *mut u128) };

@@ -29,13 +29,14 @@ const MAP_WRITE: u32 = 2;
 /// The kind of interrupts of the function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interrupts {
-    /// No interrupts.
+    /// The function does not interrupt.
     Off,
-    /// The interrupt line. After each interrupt the line is masked until [`Function::unmask_line`].
+    /// The function interrupts by its interrupt line. After each interrupt the line is masked until
+    /// [`Function::unmask_line`].
     Line,
-    /// One message.
+    /// The function interrupts by one message (MSI).
     Msi,
-    /// This many messages.
+    /// The function interrupts by this many messages (MSI-X).
     Msix(u16),
 }
 

@@ -1,4 +1,4 @@
-//! A model of a store that keeps full copies, and pages to fill it with.
+//! A model of a store, which keeps full copies of all checkpoints, and test pages to fill the store with.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -10,8 +10,8 @@ use checkpoint::{CheckpointDraft, Maps, PAGE_BYTES, Page, PageRef, Space, Store}
 pub const RAM_PAGES: u64 = 600;
 pub const DISK_BLOCKS: u64 = 40;
 
-/// Page contents by number. 0 is the zero page. Pages whose numbers are in the same group of 16 differ in few bytes.
-/// The pages of every seventh group cannot be compressed.
+/// The contents of the test page with number `code`. Number 0 is the zero page. Pages whose numbers are in the same
+/// group of 16 differ in few bytes. The pages of every seventh group cannot be compressed.
 pub fn page(code: u32) -> Page {
     let mut page = [0; PAGE_BYTES];
     if code == 0 {
@@ -33,7 +33,7 @@ pub fn page(code: u32) -> Page {
     page
 }
 
-/// The contents of every page; `None` as at power-on.
+/// The contents of every page. `None` stands for the contents at power-on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Machine {
     pub ram: Vec<Option<u32>>,
@@ -67,7 +67,7 @@ impl Machine {
         pages.for_each(|(now, then)| *now = now.or(*then));
     }
 
-    /// Pages that differ from `before`, and some that do not.
+    /// Pages that differ from `before`, and some unchanged pages.
     pub fn dirty(&self, before: &Machine) -> Vec<(Space, u64, Page)> {
         let mut dirty = Vec::new();
         for space in [Space::Ram, Space::Disk] {

@@ -1,11 +1,12 @@
-//! Sets of instruction-set features, named as in `iced-x86`, which knows the features that each instruction needs.
+//! Sets of instruction-set features. The features have the names of `iced-x86`, which says for each instruction
+//! which features it needs.
 
 use iced_x86::CpuidFeature;
 
 const WORD_BITS: usize = u64::BITS as usize;
 const WORDS: usize = 4;
 
-/// The instruction-set features of a CPU model. Any instruction that needs another feature is undefined.
+/// The instruction-set features of a CPU model. An instruction that needs a feature outside this set raises #UD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features([u64; WORDS]);
 
@@ -22,7 +23,7 @@ impl Features {
         Features(words)
     }
 
-    /// The set with these features, too.
+    /// The features of this set, together with the given features.
     pub const fn with(self, features: Features) -> Features {
         let mut words = self.0;
         let mut index = 0;

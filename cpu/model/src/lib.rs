@@ -10,13 +10,15 @@
 //! assert!(!Quirks::of(model).no_alignment_checks);
 //! ```
 //!
-//! `ttvm-v2.1` is an x86-64-v2 processor with the identity of an AMD family 17h part. The identity decides about
-//! details such as SYSCALL, and about the model-specific registers that a kernel touches. Older recordings name
-//! `ttvm-v2`. For `ttvm-v2-kvm`, CPUID reports fewer features. A model's [`Description`] has the model's instructions
-//! and CPUID leaves; [`Quirks`] has the model's deviations from the manuals. [`Topology`] describes the sockets, cores
-//! and threads of several processors, and gives their answers to CPUID.
+//! `ttvm-v2.1` is an x86-64-v2 processor with the identity of an AMD family 17h part. Details such as the behaviour
+//! of SYSCALL follow from this identity. A kernel also chooses by the identity which model-specific registers it
+//! uses. Older recordings name another model, `ttvm-v2`. On the model `ttvm-v2-kvm`, CPUID reports fewer features.
+//! A model's [`Description`] has the model's instructions and CPUID leaves; [`Quirks`] has the model's deviations
+//! from the manuals. [`Topology`] describes the sockets, cores and threads of several processors, and gives their
+//! answers to CPUID.
 //!
-//! The crate knows no machine state. The package `cpu` fills the parts of CPUID's answers that follow from the state.
+//! This crate has no access to machine state. Some bits of CPUID's answers depend on that state; the package `cpu`
+//! sets these bits.
 
 #![forbid(unsafe_code)]
 
@@ -38,24 +40,24 @@ pub const SIGNATURE: u32 = v2::SIGNATURE;
 /// The number of bits in a physical address.
 pub const PHYSICAL_BITS: u32 = v2::PHYSICAL_BITS;
 
-/// Which processor the guest runs on: what CPUID describes, and which [`Quirks`] it has.
+/// The processor that the guest sees. The model decides the features, the answers of CPUID, and the [`Quirks`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CpuModel {
-    /// All features that the software CPU had when recordings began to name a model. CPUID identifies the
-    /// processor as a Zen 5.
+    /// The first model, with all features that the software CPU had when recordings began to name a model. CPUID
+    /// identifies the processor as a Zen 5.
     V2,
     /// The instructions of [`CpuModel::V2`], with an identity that newer kernels know well. New machines have
     /// this model.
     #[default]
     V2_1,
-    /// The part of [`CpuModel::V2`] that every processor since about 2013 executes alike under KVM. CPUID
-    /// hides all features that depend on the real processor's time, randomness or optimisations: the TSC,
-    /// RDTSCP, the TSC deadline, the XSAVE family. CPUID also hides features that some of these processors
-    /// lack: PCID, INVPCID, UMIP, CLWB and 1 GiB pages. Hidden, too, is x2APIC, whose registers KVM does not
-    /// show to other programs.
+    /// The part of [`CpuModel::V2`] that every processor since about 2013 executes alike under KVM. CPUID hides all
+    /// features whose results depend on the real processor's time, randomness or optimisations: the TSC, RDTSCP,
+    /// the TSC deadline, the XSAVE family. CPUID also hides features that some of these processors lack: PCID,
+    /// INVPCID, UMIP, CLWB and 1 GiB pages. CPUID also hides x2APIC, because KVM does not let other programs read
+    /// and write the x2APIC registers.
     V2Kvm,
-    /// As [`CpuModel::V2Kvm`], for a KVM that runs inside an emulator, QEMU's TCG. A kernel can see that TCG
-    /// differs from every real processor. [`Quirks`] lists the differences.
+    /// The model [`CpuModel::V2Kvm`], for a host whose KVM itself runs inside an emulator, QEMU's TCG. A kernel can
+    /// see that TCG differs from every real processor. [`Quirks`] lists the differences.
     V2KvmTcg,
     /// The processor of [`CpuModel::V2Kvm`], in new machines, whose board differs from the board of older
     /// machines.
@@ -74,13 +76,13 @@ impl CpuModel {
         (CpuModel::V2_1KvmTcg, "ttvm-v2.1-kvm-tcg"),
     ];
 
-    /// The model's name, as recordings have it.
+    /// The model's name, which recordings store.
     pub fn name(self) -> &'static str {
         let found = CpuModel::ALL.iter().find(|(model, _)| *model == self);
         found.expect("every model has a name").1
     }
 
-    /// The model of this name.
+    /// The model with this name.
     pub fn named(name: &str) -> Option<CpuModel> {
         CpuModel::ALL.iter().find(|(_, known)| *known == name).map(|(model, _)| *model)
     }
@@ -90,8 +92,8 @@ impl CpuModel {
         CpuModel::ALL.iter().map(|(_, name)| *name)
     }
 
-    /// Every non-zero leaf: leaf, subleaf (for leaves that have several), and EAX, EBX, ECX, EDX. An engine uses the
-    /// table to make a real processor answer CPUID; that engine fills in OSXSAVE and APIC.
+    /// Every leaf of CPUID that is not zero, with its subleaf and its answer. An engine uses this table to make a
+    /// real processor give these answers. The engine itself must set the bits OSXSAVE and APIC.
     pub fn leaves(self) -> &'static [NumberedLeaf] {
         self.description().cpuid
     }

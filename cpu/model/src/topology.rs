@@ -2,32 +2,33 @@
 //!
 //! The manuals are APM vol. 3, appendix E; SDM vol. 2, CPUID; SDM vol. 3, 9.9.
 //!
-//! An APIC id has a field for each level. A field has as many bits as its count needs:
+//! An APIC id has a bit field for the socket, the core and the thread. A field has as many bits as the number of
+//! sockets, cores or threads needs:
 //!
 //! ```text
 //! socket | core | thread        3 cores with 2 threads each: ids 0 1, 2 3, 4 5; the next socket begins at 8
 //! ```
 //!
-//! The models belong to AMD's family 17h. Linux assumes that eight ids of such a processor share a third-level cache.
-//! So the ids of a socket begin at a multiple of eight, if there are few enough sockets.
+//! The models belong to AMD's family 17h. Linux assumes that groups of eight ids on such a processor share a
+//! third-level cache. So the ids of a socket begin at a multiple of eight, if there are few enough sockets.
 //!
-//! The models are AMD's, and AMD's processors describe caches in leaf 8000_001Dh. Leaves 4 and 1Fh say the same for
-//! programs that know only Intel's leaves.
+//! AMD's processors describe caches in leaf 8000_001Dh, and so do the models. Leaves 4 and 1Fh give the same facts
+//! to programs that know only Intel's leaves.
 
 use crate::description::Leaf;
 
-/// HTT, in leaf 1 EDX: EBX counts the processors of a socket.
+/// The bit HTT of EDX in leaf 1. If the bit is set, EBX of this leaf has the number of processors in a socket.
 const HTT: u32 = 1 << 28;
-/// CmpLegacy, in leaf 8000_0001h ECX: a socket has several processors.
+/// The bit CmpLegacy of ECX in leaf 8000_0001h. The bit is set if a socket has several processors.
 const CMP_LEGACY: u32 = 1 << 1;
-/// TopologyExtensions, in leaf 8000_0001h ECX: leaves 8000_001Dh and 8000_001Eh exist.
+/// The bit TopologyExtensions of ECX in leaf 8000_0001h. The bit says that leaves 8000_001Dh and 8000_001Eh exist.
 const TOPOLOGY_EXTENSIONS: u32 = 1 << 22;
-/// The highest basic leaf.
+/// The number of CPUID's highest basic leaf.
 const HIGHEST_LEAF: u32 = 0x1f;
 
 /// The number of low bits of an APIC id that differ between the processors of one third-level cache.
 const CACHE_SHIFT: u32 = 3;
-/// The most sockets whose ids can begin at multiples of eight.
+/// The largest number of sockets for which the ids of each socket can begin at a multiple of eight.
 const MOST_WIDE_SOCKETS: u8 = 31;
 
 /// Sockets, cores and threads of a machine. All sockets are equal.
@@ -40,7 +41,8 @@ pub struct Topology {
     threads: u8,
 }
 
-/// A cache as leaves 4 and 8000_001Dh describe it: its kind, its level, ways, sets. A line has 64 bytes.
+/// The fields of leaves 4 and 8000_001Dh that describe a cache: kind, level, ways and sets. All lines have 64
+/// bytes.
 struct Cache {
     kind: u32,
     level: u32,
@@ -85,8 +87,8 @@ impl Topology {
         self.threads
     }
 
-    /// The APIC id of the processor with this number. The threads of a core have successive numbers, and so have the
-    /// cores of a socket.
+    /// The APIC id of the processor with this number. The threads of a core have consecutive numbers, and so have
+    /// the processors of a socket.
     pub fn apic_id(self, number: u8) -> u8 {
         let (core, thread) = (number / self.threads, number % self.threads);
         let (socket, core) = (core / self.cores, core % self.cores);
@@ -104,7 +106,8 @@ impl Topology {
         if (2..=MOST_WIDE_SOCKETS).contains(&self.sockets) { bits.max(CACHE_SHIFT) } else { bits }
     }
 
-    /// The answer of processor `number` to CPUID. `answer` is the answer of a model with one processor.
+    /// The answer of processor `number` to CPUID. `answer` is the answer that the CPU model gives for a machine
+    /// with one processor.
     pub fn answer(self, number: u8, leaf: u32, subleaf: u32, answer: Leaf) -> Leaf {
         let [eax, ebx, ecx, edx] = answer;
         let (in_socket, id) = (u32::from(self.cores * self.threads), u32::from(self.apic_id(number)));
@@ -136,8 +139,8 @@ impl Topology {
         }
     }
 
-    /// The answer to a subleaf of leaf 0Bh or 1Fh, for the processor with this APIC id. Subleaf 0 has the threads of a
-    /// core, subleaf 1 the processors of a socket.
+    /// The answer to a subleaf of leaf 0Bh or 1Fh, for the processor with this APIC id. Subleaf 0 describes the
+    /// threads of a core, subleaf 1 the processors of a socket.
     fn level(self, subleaf: u32, id: u32) -> Leaf {
         const THREAD: u32 = 1 << 8;
         const CORE: u32 = 2 << 8;
@@ -173,7 +176,7 @@ mod tests {
         (0..topology.processors()).map(|number| topology.apic_id(number)).collect()
     }
 
-    /// EAX, EBX, ECX and EDX of each leaf that says something of processor `number`.
+    /// The answers of processor `number` to the leaves that describe the topology, each with its leaf and subleaf.
     fn leaves(topology: Topology, number: u8) -> Vec<(u32, u32, Leaf)> {
         let asked = [
             (0, 0),
@@ -230,7 +233,7 @@ mod tests {
         let expected: Vec<(u32, u32, Leaf)> = vec![
             (0, 0, [0x1f, 0x800, 0, 0]),
             (1, 0, [0, 0x0d06_0800, 0, HTT]),
-            // Two ids share this cache, and four cores could be in the socket.
+            // EAX says that two APIC ids share this cache, and that the socket has room for four cores.
             (4, 0, [0x0c00_4121, 0x01c0_003f, 63, 0]),
             (4, 3, [0x0c01_c163, 0x03c0_003f, 4095, 0]),
             (4, 4, [0; 4]),

@@ -1,7 +1,7 @@
-//! `ttvm-v2` and the two models made from it for KVM, with the words of CPUID (APM vol. 3, appendix E; SDM vol. 2,
-//! CPUID).
+//! The descriptions of `ttvm-v2` and of its two variants for KVM, with the answers to CPUID (APM vol. 3, appendix
+//! E; SDM vol. 2, CPUID).
 //!
-//! This file must not change any more, because recordings name these models.
+//! The values in this file must not change any more, because recordings name these models.
 
 use iced_x86::CpuidFeature as F;
 
@@ -11,10 +11,10 @@ use crate::registers::cr4;
 
 /// Family, model and stepping as CPUID leaf 1 reports them in EAX.
 pub(crate) const SIGNATURE: u32 = 0x00b0_0f21;
-/// Physical address bits.
+/// The number of bits in a physical address.
 pub(crate) const PHYSICAL_BITS: u32 = 40;
 
-/// All features of the software CPU.
+/// The description of `ttvm-v2`.
 pub(crate) const V2: Description = Description {
     features: V2_INSTRUCTIONS,
     cpuid: &[
@@ -77,12 +77,13 @@ pub(crate) const V2: Description = Description {
     inert_msrs: &[],
 };
 
-/// The features that all real processors have in common under KVM. The CPU also executes instructions that
-/// CPUID hides.
+/// The description of `ttvm-v2-kvm`. CPUID reports only features that all real processors have in common under KVM.
+/// The processor also executes instructions that CPUID hides.
 pub(crate) const V2_KVM: Description =
     Description { features: V2_KVM_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
 
-/// As `V2_KVM`, for a KVM that runs inside an emulator. Only the [quirks](crate::Quirks) differ from [`V2_KVM`].
+/// The description of `ttvm-v2-kvm-tcg`, for a KVM that runs inside an emulator. The description equals [`V2_KVM`];
+/// only the [quirks](crate::Quirks) of the two models differ.
 pub(crate) const V2_KVM_TCG: Description =
     Description { features: V2_KVM_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
 
@@ -103,7 +104,7 @@ const V2_KVM_CPUID: &[NumberedLeaf] = &[
     (6, None, V2_POWER),
     // FSGSBASE BMI1 FDP_EXCPTN_ONLY SMEP BMI2 ERMS ZERO_FCS_FDS SMAP.
     (7, Some(0), [0, bits(&[0, 3, 6, 7, 8, 9, 13, 20]), 0, 0]),
-    // The highest basic leaf, which is all zeroes.
+    // Leaf 0Dh is the highest basic leaf, and its answer is all zeroes.
     (0xd, Some(0), [0; 4]),
     (0x4000_0000, None, V2_HYPERVISOR),
     (0x8000_0000, None, vendor(0x8000_0021)),
@@ -138,7 +139,7 @@ const V2_KVM_CR4: u64 = cr4::TSD
     | cr4::SMEP
     | cr4::SMAP;
 
-/// CLFLUSH lines of 8 quadwords, one logical processor, APIC id 0.
+/// EBX of leaf 1: CLFLUSH lines of 8 quadwords, one logical processor, APIC id 0.
 const V2_LEAF1_EBX: u32 = 1 << 16 | 8 << 8;
 /// ARAT: the local APIC's timer never stops.
 const V2_POWER: Leaf = [1 << 2, 0, 0, 0];
@@ -153,10 +154,11 @@ const V2_ADDRESSES: Leaf = [48 << 8 | PHYSICAL_BITS, 0, 0, 0];
 /// LFENCE is always serializing; a null selector clears the segment's base.
 const V2_EXTENDED_2: Leaf = [1 << 2 | 1 << 6, 0, 0, 0];
 
-/// The instructions of the models for KVM: `V2_INSTRUCTIONS`, and hints, which the host's processor executes under KVM.
+/// The instructions of the models for KVM: `V2_INSTRUCTIONS` and `HINTS`. Under KVM the host's processor executes
+/// the hints, whatever CPUID says.
 const V2_KVM_INSTRUCTIONS: Features = V2_INSTRUCTIONS.with(HINTS);
 
-/// The instructions of `ttvm-v2`. By mistake, hints of newer processors are undefined on this model.
+/// The instructions of `ttvm-v2`. By mistake, this model raises #UD for the hints of newer processors.
 const V2_INSTRUCTIONS: Features = Features::of(&[
     F::INTEL8086,
     F::INTEL186,

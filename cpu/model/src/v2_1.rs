@@ -1,10 +1,11 @@
 //! `ttvm-v2.1`: the instructions of `ttvm-v2`, with an identity that newer kernels accept without a warning.
 //!
 //! Linux 6.12 and later mistake `ttvm-v2` for a Zen 5 without microcode and without a machine-check architecture. This
-//! model identifies itself as a Zen 1, as QEMU's `EPYC` does. CPUID says that nothing speculates (BTC_NO, SRSO_NO). The
-//! model has a machine-check architecture without banks, because the machine's hardware never fails.
+//! model identifies itself as a Zen 1, as QEMU's `EPYC` does. CPUID says that the processor does not have two known
+//! speculation bugs (BTC_NO, SRSO_NO). The model has a machine-check architecture without banks, because the
+//! machine's hardware never fails.
 //!
-//! This file must not change any more, because recordings name this model.
+//! The values in this file must not change any more, because recordings name this model.
 
 use iced_x86::CpuidFeature as F;
 
@@ -12,7 +13,7 @@ use crate::description::{Description, HINTS, bits, brand, vendor, word};
 use crate::features::Features;
 use crate::registers::cr4;
 
-/// Family 17h, model 1, stepping 2.
+/// Family 17h, model 1, stepping 2, as CPUID leaf 1 reports them in EAX.
 const SIGNATURE: u32 = 0x0080_0f12;
 const PHYSICAL_BITS: u32 = 40;
 const MCG_STATUS: u32 = 0x17a;

@@ -1,8 +1,8 @@
 //! Exception flag bits and rounding modes, which both halves of the crate share.
 //!
-//! The six exception flags have the same bit positions in MXCSR and in the x87 status word. The exceptions'
-//! masks have the same order in MXCSR (from bit 7) and in the x87 control word (from bit 0). SDM vol. 1,
-//! 8.1.3, 10.2.3.
+//! The six exception flags have the same bit positions in MXCSR and in the x87 status word. The exceptions' masks
+//! have the same order in MXCSR (from bit 7) and in the x87 control word (from bit 0). See the SDM, vol. 1,
+//! sections 8.1.3 and 10.2.3.
 
 /// Invalid operation.
 pub const IE: u32 = 1;

@@ -1,8 +1,8 @@
 //! Exact arithmetic on finite, nonzero values, and the only code that rounds.
 //!
-//! The type knows no formats, flags or NaNs. A value is kept in 128 bits. Bits that do not fit are *jammed*
-//! (or-ed) into the lowest bit. The jammed bit is enough for every rounding decision, because results keep
-//! at most 64 bits.
+//! The type [`Exact`] knows no formats, flags or NaNs. A value is kept in 128 bits. Bits that do not fit are or-ed
+//! into the lowest bit, which is then a *jammed* bit. The jammed bit is enough for every rounding decision, because
+//! results keep at most 64 bits.
 
 use crate::env::Rounding;
 
@@ -22,7 +22,7 @@ pub(crate) struct Rounded {
     pub exp: i32,
     pub sig: u64,
     pub inexact: bool,
-    /// Whether the magnitude was increased. The x87 reports this increase in C1.
+    /// Whether rounding increased the magnitude. The x87 reports this increase in C1.
     pub up: bool,
 }
 
@@ -54,9 +54,9 @@ impl Exact {
 
     /// `a + b`, or `None` if the sum is exactly zero.
     ///
-    /// The sum is exact, except for the jammed bit, under two conditions. Both significands leave their
-    /// lowest bit free for the carry, and their lower 62 bits are free where they can cancel. Operands and
-    /// binary64 products meet both conditions.
+    /// The sum is exact, except that its lowest bit stands for all bits that do not fit, under two conditions. The
+    /// lowest bit of both significands is zero, to leave room for the carry. If the operands can cancel, the lowest
+    /// 62 bits are zero. Decoded operands and products of binary64 numbers fulfil both conditions.
     pub fn sum(a: Exact, b: Exact) -> Option<Exact> {
         let (big, small) = if (a.exp, a.sig) >= (b.exp, b.sig) { (a, b) } else { (b, a) };
         let distance = (big.exp - small.exp) as u32;
@@ -72,7 +72,8 @@ impl Exact {
         Exact::normalized(a.sign != b.sign, a.exp + b.exp + 1, sig)
     }
 
-    /// `a / b`, if both significands have at most 64 bits: at least 126 exact bits, then jammed.
+    /// `a / b`, if both significands have at most 64 bits. At least the first 126 bits of the quotient are exact.
+    /// If there is a remainder, the lowest bit is set.
     pub fn quotient(a: Exact, b: Exact) -> Exact {
         let divisor = b.sig >> 64;
         // Dividing half the significand keeps the first quotient digit within 64 bits.
@@ -83,7 +84,8 @@ impl Exact {
         Exact::normalized(a.sign != b.sign, a.exp - b.exp, sig)
     }
 
-    /// The square root of a positive value with at most 64 significant bits: 65 exact bits, then jammed.
+    /// The square root of a positive value with at most 64 significant bits. The first 65 bits of the root are
+    /// exact. If there is a remainder, the lowest bit is set.
     pub fn square_root(a: Exact) -> Exact {
         let odd = a.exp & 1 != 0;
         let radicand = if odd { a.sig } else { a.sig >> 1 };
@@ -113,7 +115,7 @@ impl Exact {
         if self.exp > 63 {
             return None;
         }
-        // Put the binary point between the two halves.
+        // Put the binary point between the upper and the lower 64 bits.
         let fixed = shift_right_jam(self.sig, (63 - self.exp) as u32);
         let (whole, fraction) = ((fixed >> 64) as u64, fixed as u64);
         let up = rounds_up(self.sign, whole & 1 != 0, fraction as u128, 1 << 63, mode);
@@ -144,7 +146,8 @@ impl Integer {
     }
 }
 
-/// Whether discarding `rest` increases the magnitude. `half` is one half unit.
+/// Whether rounding away the bits `rest` increases the magnitude. `half` is the value of `rest` that is halfway
+/// between two results.
 #[inline]
 fn rounds_up(sign: bool, odd: bool, rest: u128, half: u128, mode: Rounding) -> bool {
     match mode {

@@ -1,7 +1,7 @@
 //! Tests that must pass on every host, regardless of its processor: known answers, and digests of many answers.
 //!
-//! The digests were taken on a host where `silicon` agreed with the processor. A different digest on another host means
-//! that results depend on the host.
+//! The digests were taken on a host whose processor passed the tests in `tests/silicon`. A different digest on
+//! another host means that results depend on the host.
 
 use seeded::Operands;
 use softfloat::sse::{self, SseEnv};
@@ -56,8 +56,8 @@ fn digest(words: impl Iterator<Item = u64>) -> u64 {
 
 const CASES: usize = 20_000;
 
-/// Digests results and flags of an SSE operation. PE is set beforehand in every other case, where the fast path may
-/// act.
+/// Digests results and flags of an SSE operation. In every second case PE is set before the operation, so that the
+/// fast path may run.
 fn sse_digest(operation: impl Fn(&mut SseEnv, u64, u64) -> u64) -> u64 {
     let mut random = Operands::new(1);
     digest((0..CASES).flat_map(|index| {

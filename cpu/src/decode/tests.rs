@@ -29,7 +29,7 @@ fn sweep(size: CodeSize, mut visit: impl FnMut(&[u8])) {
         }
     }
     for bits in 0..32 {
-        // W, L or L'L, and the implied prefix.
+        // The fields of the prefix: W, the vector length (L or L'L), and the implied legacy prefix.
         let (w, length, implied) = ((bits >> 4 & 1) << 7, bits >> 2 & 3, bits & 3);
         for map in [1, 2, 3, 5, 6] {
             if length < 2 && map <= 3 {
@@ -61,7 +61,8 @@ fn each_opcode(head: &[u8], step: usize, visit: &mut impl FnMut(&[u8])) {
 /// The encodings of the sweep that a CPU model executes.
 #[derive(Default)]
 struct Executed {
-    /// For each code size, the number of executed encodings and the number of encodings that are valid at all.
+    /// For each code size, the number of encodings that the model executes, and the number of encodings that
+    /// `iced-x86` can decode.
     counts: Vec<(usize, usize)>,
     codes: BTreeSet<Code>,
 }
@@ -85,7 +86,7 @@ impl Executed {
     }
 }
 
-/// The executed instructions of each model.
+/// Returns, for each model, the encodings of the sweep that the model executes.
 fn executed() -> [(CpuModel, Executed); 4] {
     let mut models = [CpuModel::V2, CpuModel::V2_1, CpuModel::V2Kvm, CpuModel::V2KvmTcg]
         .map(|model| (model, Executed::default()));
@@ -119,8 +120,8 @@ fn note(models: &mut [(CpuModel, Executed)], code_size: CodeSize, bytes: &[u8]) 
     assert_eq!(is_lowered, is_executed, "{bytes:02x?} in {code_size:?} code");
 }
 
-/// For each model, the instructions that the model executes in addition to `ttvm-v2`'s, and the instructions that it
-/// lacks.
+/// Each model's differences from `ttvm-v2`: the lines of the golden list that the model adds, and the lines that
+/// the model lacks.
 const OTHERWISE: [(CpuModel, &[&str], &[&str]); 4] = [
     (CpuModel::V2, &[], &[]),
     (CpuModel::V2_1, HINTS, TBM),
@@ -141,8 +142,8 @@ const HINTS: &[&str] = &[
 ];
 const TBM: &[&str] = &["    XOP_Bextr_r32_rm32_imm32", "    XOP_Bextr_r64_rm64_imm32", "[TBM]"];
 
-/// The golden list was made before CPU models had lists of features. Each model then executed every instruction that a
-/// family lowers.
+/// The golden list was made before CPU models had lists of features. At that time, each model executed every
+/// instruction for which ttvm had a lowering function.
 #[test]
 fn what_a_model_executes_never_changes() {
     let names =

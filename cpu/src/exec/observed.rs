@@ -6,8 +6,8 @@ use crate::happening::{At, Happening, Wants};
 use crate::observer::Observer;
 
 impl Cpu {
-    /// Attaches an observer, or none, and returns the previous one. Must be called between runs. Drops decoded code if
-    /// either observer wants the fetches of some places.
+    /// Attaches an observer, or detaches the present one, and returns the previous observer. Must be called between
+    /// runs. Drops decoded code if one of the two observers wants fetches at some but not all addresses.
     pub fn set_observer(&mut self, observer: Option<Box<dyn Observer>>) -> Option<Box<dyn Observer>> {
         let picked = self.core.observing.picks_fetches();
         let wants = observer.as_ref().map_or_else(Wants::default, |observer| observer.wants());

@@ -1,12 +1,12 @@
 //! Decides which processor has the next turn, and how long the turn lasts.
 //!
 //! A *turn of the policy* is a turn that the [`TurnPolicy`] chooses. A *given turn* is a turn that a caller chooses
-//! ([`Cpu::give_turns`](super::Cpu::give_turns)); in a recording, an event gives turns. Given turns wait in a queue,
-//! and come before all turns of the policy.
+//! ([`Cpu::give_turns`](super::Cpu::give_turns)). A replay gives the turns that an event of the recording lists.
+//! Given turns wait in a queue, and come before all turns of the policy.
 //!
-//! All turns follow from the machine's state only: the random policy's generator and the queue of given turns are a
-//! part of the state ([`TurnState`]). The run loop calls this code at the ends of turns only, so a policy costs nothing
-//! during a turn.
+//! All turns depend only on the machine's state. The random policy's generator and the queue of given turns are a
+//! part of this state ([`TurnState`]). The run loop calls this module only at the ends of turns, so a policy costs
+//! no time during a turn.
 
 use std::collections::VecDeque;
 
@@ -17,7 +17,7 @@ use super::spins::{SpinState, Spins};
 /// The usual length of a turn of the policy [`TurnPolicy::Ring`], in steps.
 pub const TURN_STEPS: u64 = 100_000;
 
-/// The rule that gives turns to processors that can run.
+/// The rule that chooses the next turn among the processors that can run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TurnPolicy {
@@ -25,7 +25,7 @@ pub enum TurnPolicy {
     /// [`TurnRules::ring_steps`].
     #[default]
     Ring,
-    /// A generator draws the processor and the length of each turn.
+    /// A random number generator chooses the processor and the length of each turn.
     Random {
         /// The generator's seed. The same seed gives the same turns.
         seed: u64,
@@ -56,39 +56,40 @@ impl TurnRules {
 pub struct Turn {
     /// The processor's number.
     pub processor: u8,
-    /// Number of steps, not zero.
+    /// The number of steps in the turn, not zero.
     pub steps: u32,
 }
 
 impl Turn {
-    /// The most turns that are given at once.
+    /// The largest number of turns that an event of a recording gives.
     pub const MOST_AT_ONCE: usize = 2048;
-    /// The most given turns that wait. A CPU drops further given turns.
+    /// The largest number of given turns that can wait in the queue. A CPU ignores further given turns.
     pub const MOST_WAITING: usize = 4 * Turn::MOST_AT_ONCE;
-    /// If fewer given turns wait, the CPU stops at the end of a turn and asks for more.
+    /// If fewer given turns than this number wait during a given turn, the run stops, so that the caller can give
+    /// more.
     pub const FEW_WAITING: usize = 64;
 }
 
-/// The state of turns that does not follow from the step count.
+/// The part of the turns' state that cannot be computed from the step count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TurnState {
     /// The generator of the random policy; 0 for another policy.
     pub generator: u64,
-    /// Turns of the ring end at counts that have this rest modulo [`TurnRules::ring_steps`]. The rest is not 0 if the
-    /// machine's counts began in the middle of a turn.
+    /// A turn of [`TurnPolicy::Ring`] ends when the step count modulo [`TurnRules::ring_steps`] has this value. The
+    /// value is not 0 if the machine's counts began in the middle of a turn.
     pub phase: u64,
     /// Steps left in the present turn.
     pub left: u64,
     /// Whether the present turn is a given turn, and not a turn of the policy.
     pub is_given: bool,
-    /// Given turns that wait, in order.
+    /// Given turns that have not begun yet, in their order.
     pub waiting: Vec<Turn>,
-    /// Where the search for a spin in this turn stands, if spins end turns.
+    /// The progress of the search for a spin in this turn; `None` if spins do not end turns.
     pub spins: Option<SpinState>,
 }
 
 impl TurnState {
-    /// The state of turns by these rules at step count 0; `None` if the state follows from the count.
+    /// The state of turns by these rules at step count 0; `None` if the state can be computed from the step count.
     pub fn at_start(rules: TurnRules) -> Option<TurnState> {
         Turns::new(rules).state(0)
     }
@@ -97,7 +98,7 @@ impl TurnState {
 /// Why a turn ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// All steps of the turn are executed, or given turns end a turn of the policy.
+    /// All steps of the turn are executed, or a caller gave turns, which end a turn of the policy early.
     Steps,
     /// The processor executed PAUSE, or spins.
     Yield,
@@ -105,7 +106,7 @@ pub(super) enum End {
     Halt,
 }
 
-/// The turns of several processors.
+/// The present turn, and the policy and the given turns that decide the next turns.
 pub(super) struct Turns {
     policy: TurnPolicy,
     ring_steps: u64,
@@ -146,33 +147,35 @@ impl Turns {
         self.ends_at
     }
 
-    /// The step count at which the turn ends at the latest, or at which [`Turns::spins`] must be asked before.
+    /// The next step count at which the run loop must act: the turn ends at the latest, or [`Turns::spins`] must be
+    /// called.
     #[inline(always)]
     pub fn next_look(&self) -> u64 {
         self.ends_at.min(self.spins.next_look())
     }
 
-    /// Looks whether the processor spins, if that is due at this step count. `registers` gives a hash of all registers.
+    /// Checks whether the processor spins, if a check is due at this step count. `registers` computes a hash of the
+    /// registers.
     pub fn spins(&mut self, steps: u64, registers: impl FnOnce() -> u64) -> bool {
         self.spins.look(steps, registers)
     }
 
-    /// Whether PAUSE ends the present turn. False during a given turn.
+    /// Whether PAUSE or a spin ends the present turn. False during a given turn.
     pub fn can_be_yielded(&self) -> bool {
         !self.is_given
     }
 
-    /// Number of given turns that wait.
+    /// The number of given turns that have not begun yet.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether the CPU stops at the end of a turn to ask for more given turns.
+    /// Whether the run must stop so that the caller can give more turns.
     pub fn asks_for_more(&self) -> bool {
         self.is_given && self.waiting.len() < Turn::FEW_WAITING
     }
 
-    /// The state at a step count; `None` if everything follows from the count.
+    /// The state of the turns at a step count; `None` if the state can be computed from the step count.
     pub fn state(&self, steps: u64) -> Option<TurnState> {
         let is_ring = self.policy == TurnPolicy::Ring;
         let spins = self.spins.state(steps);
@@ -188,7 +191,8 @@ impl Turns {
         })
     }
 
-    /// The state at a step count, for a machine that takes over here and counts steps from zero.
+    /// The state of the turns at a step count, for a machine that continues from this point and counts steps from
+    /// zero.
     pub fn state_from_zero(&self, steps: u64) -> Option<TurnState> {
         let phase = match self.policy {
             TurnPolicy::Ring => (self.phase + self.ring_steps - steps % self.ring_steps) % self.ring_steps,
@@ -201,7 +205,7 @@ impl Turns {
         Turns { generator, phase, ends_at, waiting, spins, ..*self }.state(0)
     }
 
-    /// Replaces the policy, at a step count. A new turn begins.
+    /// Replaces the policy, at a step count, and begins a new turn.
     pub fn set_policy(&mut self, policy: TurnPolicy, steps: u64) {
         *self = Turns::new(TurnRules { policy, ..self.rules() });
         self.recounted(0, steps);
@@ -211,7 +215,7 @@ impl Turns {
         TurnRules { policy: self.policy, ring_steps: self.ring_steps, spins_yield: self.spins.end_turns() }
     }
 
-    /// Replaces the state, at a step count.
+    /// Replaces the state of the turns, at a step count.
     pub fn set_state(&mut self, state: Option<&TurnState>, steps: u64) {
         let Some(TurnState { generator, phase, left, is_given, waiting, spins }) = state else {
             *self = Turns::new(self.rules());
@@ -223,8 +227,9 @@ impl Turns {
         self.waiting = waiting.iter().copied().take(Turn::MOST_WAITING).collect();
     }
 
-    /// Adapts the present turn to a step count that is replaced. A turn of the ring ends at the next count at which
-    /// turns of the ring end. Every other turn keeps its remaining steps.
+    /// Adapts the present turn after the step count was replaced: `from` is the old count, `to` the new count. A
+    /// turn of the ring policy then ends at the policy's next regular end after `to`. Every other turn keeps its
+    /// number of remaining steps.
     pub fn recounted(&mut self, from: u64, to: u64) {
         self.spins.recounted(from, to);
         match self.policy {
@@ -233,7 +238,8 @@ impl Turns {
         }
     }
 
-    /// Adds given turns. Returns whether a turn of the policy ends here for them.
+    /// Adds given turns to the queue. Returns whether the present turn must end now, because it is a turn of the
+    /// policy.
     pub fn give(&mut self, turns: &[Turn]) -> bool {
         let room = Turn::MOST_WAITING - self.waiting.len();
         self.waiting.extend(turns.iter().take(room));
@@ -241,7 +247,7 @@ impl Turns {
     }
 
     /// Ends the turn at a step count, and begins the next one. Returns the next processor, `None` if the seat does not
-    /// change. `can_run` is asked for processors below `count`.
+    /// change. `can_run` says whether a processor can run. There are `count` processors.
     pub fn next(
         &mut self,
         end: End,
@@ -269,8 +275,8 @@ impl Turns {
         if next.is_some() || end == End::Steps {
             let nobody_can = next.is_none() && !can_run(seat);
             if nobody_can && !self.waiting.is_empty() {
-                // No processor can run. Ask again after one step, so that the given turns decide as soon as a processor
-                // can run.
+                // No processor can run. End this turn after one step, so that a given turn can begin as soon as its
+                // processor can run.
                 (self.is_given, self.ends_at) = (true, steps.saturating_add(1));
                 self.spins.rest();
             } else {
@@ -280,7 +286,8 @@ impl Turns {
         next.filter(|&next| next != seat)
     }
 
-    /// The first given turn whose processor can run. Skips the turns before it. If no given turn can begin, all wait.
+    /// Returns the first given turn whose processor can run. Removes this turn and all turns before it from the
+    /// queue. If no such turn exists, all given turns stay in the queue.
     fn next_given(&mut self, count: usize, can_run: &mut impl FnMut(usize) -> bool) -> Option<Turn> {
         if self.waiting.is_empty() {
             return None;
@@ -294,7 +301,7 @@ impl Turns {
         self.waiting.pop_front()
     }
 
-    /// Begins a turn of the policy, which decides the turn's length.
+    /// Begins a turn of the policy. The policy decides the turn's length.
     fn begin_own(&mut self, steps: u64) {
         self.is_given = false;
         self.ends_at = match self.policy {
@@ -304,15 +311,15 @@ impl Turns {
         self.spins.begin(steps);
     }
 
-    /// The end of the ring's turn at a step count.
+    /// The step count at which a turn of the ring policy ends, if the turn contains step `steps`.
     fn end_in_ring(&self, steps: u64) -> u64 {
         let length = self.ring_steps;
         let since = (steps % length + length - self.phase) % length;
         steps.saturating_add(length - since)
     }
 
-    /// The length of a turn: 1 to 262,143 steps. Each power of two is as likely as another, so short turns and long
-    /// turns both occur.
+    /// The length of a turn: 1 to 262,143 steps. A random number `n` from 0 to 17 gives a random length from 2^n to
+    /// 2^(n+1) - 1. So short turns and long turns both occur.
     fn draw_length(&mut self) -> u64 {
         const POWERS: u64 = 18;
         let bits = self.draw();
@@ -419,7 +426,7 @@ mod tests {
         // Only processor 3 can run: the policy gives it a turn.
         assert_eq!(turns.next(End::Steps, 3, (2, 4), |number| number == 3), Some(3));
         assert_eq!((turns.ends_at(), turns.waiting()), (TURN_STEPS, 1));
-        // No processor can run. The given turns decide at the first step of any processor.
+        // No processor can run, so the turn ends after one step, and the given turn still waits.
         assert_eq!(turns.next(End::Steps, TURN_STEPS, (3, 4), |_| false), None);
         assert_eq!((turns.ends_at(), turns.waiting()), (TURN_STEPS + 1, 1));
         assert_eq!(turns.next(End::Steps, TURN_STEPS + 1, (3, 4), |_| true), Some(1));
@@ -457,11 +464,10 @@ mod tests {
             assert_eq!(later.ends_at(), turn * TURN_STEPS - 10);
             later.next(End::Steps, later.ends_at(), (0, 2), |_| true);
         }
-        // If counts begin at zero a second time, at the end of a turn, the phase is 0 again. So there is no state to
-        // store.
+        // At the end of a turn, counting from zero again makes the phase 0 again. So there is no state to store.
         assert_eq!(later.state_from_zero(TURN_STEPS - 10), None);
         assert_eq!(turns.state_from_zero(3 * TURN_STEPS), None);
-        // A count in the middle of a turn does not change the ends of turns.
+        // After the step count is replaced, turns end at the same remainder modulo `TURN_STEPS` as before.
         later.recounted(4 * TURN_STEPS - 10, TURN_STEPS);
         assert_eq!(later.ends_at(), 2 * TURN_STEPS - 10);
     }

@@ -1,6 +1,5 @@
 //! The processors of a [`Cpu`](super::Cpu). The processor whose turn it is has the *seat*, and its registers are in the
-//! [`Core`]. The other processors are *parked*. Translated addresses and code belong to all
-//! processors.
+//! [`Core`]. The other processors are *parked*. All processors share the TLB and the decoded code.
 
 use translator::Frame;
 
@@ -11,28 +10,30 @@ use crate::core::Core;
 use crate::flags::{self, LazyFlags};
 use crate::state::{CpuState, SegReg, Segment};
 
-/// The value of IA32_MTRR_DEF_TYPE after firmware has run: the MTRRs are on, and all memory is write-back. Linux
+/// The value that firmware would write to IA32_MTRR_DEF_TYPE: the MTRRs are on, and all memory is write-back. Linux
 /// expects the same value on every processor.
 const MTRR_DEF_TYPE: u64 = 0xc06;
 
 /// All processors: the one in the seat, and the parked ones.
 pub(super) struct Seats {
-    /// The processors by number. The entry of the processor in the seat holds old values.
+    /// The processors, indexed by number. The entry of the processor in the seat holds outdated values.
     parked: Vec<Parked>,
     seat: usize,
-    /// The step count at which the last turn ended, and that turn's processor. Not a part of the state.
+    /// The step count at which the last turn ended, and that turn's processor. This field is not a part of the
+    /// machine's state.
     last_turn: Option<(u64, usize)>,
-    /// The turns of several processors.
+    /// The turns of the processors.
     pub turns: Turns,
 }
 
 /// How a run continues when the processor in the seat is halted.
 pub(super) enum Halted {
-    /// Another processor has the seat.
+    /// Another processor now has the seat.
     PassedOn,
     /// No processor can run: time must pass.
     Waits,
-    /// An interrupt wakes the processor in the seat, but the run ends before that step.
+    /// An interrupt waits that wakes the processor in the seat, but the run ends before the step that delivers the
+    /// interrupt.
     Wakes,
 }
 
@@ -53,7 +54,7 @@ impl Default for Seats {
 }
 
 impl Seats {
-    /// Makes this many processors in reset state.
+    /// Creates `count` processors in reset state.
     pub fn of(count: usize) -> Seats {
         let state = CpuState::reset();
         let parked = (0..count).map(|_| Parked::of(&state)).collect();
@@ -76,7 +77,7 @@ impl Seats {
         self.parked.len() > 1
     }
 
-    /// The step count at which [`Cpu::end_turn_here`](super::Cpu::end_turn_here) is due at the latest.
+    /// The step count at which the run loop must call [`Cpu::end_turn_here`](super::Cpu::end_turn_here).
     #[inline(always)]
     pub fn next_look(&self) -> u64 {
         if self.are_several() { self.turns.next_look() } else { u64::MAX }
@@ -108,15 +109,15 @@ impl Seats {
         self.others().map(|number| self.parked[number].rflags)
     }
 
-    /// Notes that a turn ends at this step count. If several turns end at one count, the processor of the first turn
-    /// has executed the last step.
+    /// Notes that a turn ends at this step count. Several turns may end at one count, because a turn can end
+    /// without a step. Then the processor of the first of these turns has executed the last step.
     pub fn note_end(&mut self, steps: u64) {
         if self.last_turn.is_none_or(|(ended, _)| ended != steps) {
             self.last_turn = Some((steps, self.seat));
         }
     }
 
-    /// The processor that executed the step before this count.
+    /// The processor that executed the last step before this step count.
     pub fn stepped_by(&self, steps: u64) -> usize {
         self.last_turn.filter(|&(ended, _)| ended == steps).map_or(self.seat, |(_, processor)| processor)
     }
@@ -191,7 +192,7 @@ impl Parked {
     }
 }
 
-/// Whether a processor executes a step once it has the seat.
+/// Whether a processor would execute a step if it got the seat.
 pub(super) fn can_run(state: &CpuState, rflags: u64, number: usize, bus: &mut dyn Bus) -> bool {
     let signals = bus.processor_signals(number);
     match signals.startup {
@@ -202,8 +203,8 @@ pub(super) fn can_run(state: &CpuState, rflags: u64, number: usize, bus: &mut dy
     }
 }
 
-/// The state of a processor that takes a start-up message (SDM vol. 3, 9.4.4.1). `page` is the message's vector: the
-/// number of the page with the processor's first instruction.
+/// The state of a processor right after it received a start-up message (SDM vol. 3, 9.4.4.1). `page` is the
+/// message's vector: the number of the page with the processor's first instruction.
 pub(super) fn started_at(page: u8) -> CpuState {
     let mut state = CpuState::reset();
     let (selector, base) = (u16::from(page) << 8, u64::from(page) << 12);
@@ -214,7 +215,8 @@ pub(super) fn started_at(page: u8) -> CpuState {
 }
 
 impl Core {
-    /// Updates the derived fields of `Core` after an exchange of the registers.
+    /// Updates the fields of `Core` that are derived from the registers. Must be called after an exchange of the
+    /// registers.
     fn registers_exchanged(&mut self) {
         self.index = 0;
         let kept = attention::STALE_CODE | attention::FOREIGN_WRITES | attention::HIT | attention::OBSERVED;

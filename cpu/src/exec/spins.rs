@@ -1,24 +1,26 @@
-//! Finds a processor that spins: it executes the same instructions again and again, until another processor writes
-//! what it waits for.
+//! Finds out whether a processor spins. Such a processor executes the same instructions again and again, until
+//! another processor writes the value that it waits for.
 //!
-//! A kernel's spin loops have PAUSE, which yields. Other code may spin without PAUSE. Far into a turn, the registers are
-//! compared with the registers [`ROUNDS_STEPS`] steps later. If all of them are equal, the processor spins. So the answer
-//! follows from the machine's state only, whatever interrupts a run in between.
+//! A kernel's spin loops have PAUSE, which yields. Other code may spin without PAUSE. Once in a turn, the general
+//! registers, the flags and RIP are compared with their values [`ROUNDS_STEPS`] steps earlier. If all are equal,
+//! the processor is taken to spin. So the result depends only on the machine's state, and not on where a run is
+//! cut.
 
-/// Number of steps of a turn before the first look. A look costs as much as executing some hundred instructions.
+/// Number of steps of a turn before the first *look*, which computes a hash of the registers. A look takes as much
+/// time as a few hundred instructions.
 const CALM_STEPS: u64 = 10_000;
-/// Number of steps from the first look to the second one. A spin is found if the number of steps of its round divides 5040,
-/// as 1 to 10, 12, 14, 15, 16 and 18 do.
+/// Number of steps from the first look to the second one. A spin is found if the number of steps in one round of
+/// the loop divides 5040. The divisors include 1 to 10, 12, 14, 15, 16 and 18.
 const ROUNDS_STEPS: u64 = 5_040;
-/// No look is due in this turn.
+/// Value of `next_look` if no look is due in this turn.
 const NEVER: u64 = u64::MAX;
 
-/// Where the search for a spin in the present turn stands.
+/// The progress of the search for a spin in the present turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpinState {
     /// Number of steps until the next look. `None` if no look is due in this turn.
     pub next_look: Option<u64>,
-    /// A hash of the registers at the first look.
+    /// A hash of the registers at the first look; `None` before that look.
     pub registers: Option<u64>,
 }
 
@@ -28,12 +30,12 @@ pub(super) struct Spins {
     end_turns: bool,
     /// The step count of the next look.
     next_look: u64,
-    /// A hash of the registers at the first look.
+    /// A hash of the registers at the first look; `None` before that look.
     registers: Option<u64>,
 }
 
 impl Spins {
-    /// `end_turns`: whether to look for spins at all.
+    /// Creates the search. `end_turns` says whether spins end turns; if not, nothing is searched.
     pub fn new(end_turns: bool) -> Spins {
         Spins { end_turns, next_look: NEVER, registers: None }
     }
@@ -49,7 +51,7 @@ impl Spins {
         self.next_look
     }
 
-    /// A turn begins in which a spin may be found.
+    /// Begins the search in a new turn, at a step count.
     pub fn begin(&mut self, steps: u64) {
         self.rest();
         if self.end_turns {
@@ -57,7 +59,7 @@ impl Spins {
         }
     }
 
-    /// No look is due until the next turn.
+    /// Ends the search for this turn.
     pub fn rest(&mut self) {
         (self.next_look, self.registers) = (NEVER, None);
     }
@@ -76,13 +78,13 @@ impl Spins {
         now == earlier
     }
 
-    /// The state at a step count; `None` if spins end no turns.
+    /// The state of the search at a step count; `None` if spins do not end turns.
     pub fn state(&self, steps: u64) -> Option<SpinState> {
         let next_look = (self.next_look != NEVER).then(|| self.next_look.saturating_sub(steps));
         self.end_turns.then_some(SpinState { next_look, registers: self.registers })
     }
 
-    /// Replaces the state, at a step count.
+    /// Replaces the state of the search, at a step count.
     pub fn set_state(&mut self, state: Option<&SpinState>, steps: u64) {
         self.rest();
         if let Some(SpinState { next_look, registers }) = state.filter(|_| self.end_turns) {
@@ -91,7 +93,7 @@ impl Spins {
         }
     }
 
-    /// The step count was replaced.
+    /// Adapts the search after the step count was replaced: `from` is the old count, `to` the new count.
     pub fn recounted(&mut self, from: u64, to: u64) {
         if self.next_look != NEVER {
             self.next_look = to.saturating_add(self.next_look.saturating_sub(from));

@@ -17,8 +17,8 @@ pub enum Tier {
         /// The optimisations that the translator uses.
         parts: Parts,
     },
-    /// The translator for everything, with every result that the host's instructions leave undefined
-    /// inverted. This tier is for tests that no undefined result reaches the guest.
+    /// The translator for every block that it can translate. Every result that the host's instructions leave
+    /// undefined is inverted. With this tier, tests check that no undefined result reaches the guest.
     Inverted,
 }
 

@@ -1,4 +1,4 @@
-//! Runs translated code, and uses the interpreter for instructions that translated code leaves to it.
+//! Runs translated code. The interpreter executes the instructions that translated code cannot execute.
 
 use cpu_model::registers::{cr0, cr4};
 use guest_ram::PAGE_SIZE;
@@ -16,11 +16,12 @@ use crate::mmu::paging::Access;
 use crate::op::Op;
 use crate::state::SegReg;
 
-/// Tests also check a translation at an address that differs in these bits.
+/// With [`Undefined::Inverted`], a translation is also checked at the address that differs from RIP in these bits.
 const ELSEWHERE: u64 = 0x2345_6000;
 
 impl Cpu {
-    /// The code of the block at RIP, if there is any and the whole block fits in `limit`. Links `link` to that code.
+    /// The translated code of the block at RIP, if there is such code and the block has at most `limit` steps.
+    /// Links the exit `link` to that code.
     #[inline]
     pub(super) fn translated(
         &mut self,
@@ -37,8 +38,8 @@ impl Cpu {
         (self.code.block(number).ops.len() as u64 <= limit).then_some(entry)
     }
 
-    /// As [`Cpu::translated`], but only for code that the translator's table of jump targets has. Most exits lead to
-    /// code that already exists, also after a change of the address space.
+    /// Does the same as [`Cpu::translated`], but finds only code in the translator's table of jump targets. Most
+    /// exits lead to such code, even after a change of the address space.
     #[inline]
     pub(super) fn known_code(&mut self, limit: u64, link: Option<Link>) -> Option<Entry> {
         if self.code.translator.is_none() || !self.core.is_64bit() {
@@ -108,7 +109,7 @@ impl Cpu {
         self.code.place(number, rip, &translation)
     }
 
-    /// The bytes of the block at RIP, and the TLB slot of its second page if it crosses into one.
+    /// The bytes of the block at RIP and, if the block crosses into a second page, the TLB slot of that page.
     fn bytes_of(&mut self, number: BlockNumber) -> Option<(Vec<u8>, Option<TlbSlot>)> {
         let (rip, block) = (self.core.rip, self.code.block(number));
         let start = block.start();
@@ -123,8 +124,8 @@ impl Cpu {
         if slot.ram_offset(&self.core.ram, next) != second * PAGE_SIZE {
             return None;
         }
-        // A decoder that looked past the block's end made an undefined instruction, so the block may end before the
-        // page does.
+        // A block with a second page can end in its first page: the decoder read the second page, and found that
+        // the instruction is invalid.
         let (first, rest) = bytes.split_at_mut(in_first.min(usize::from(block.length)));
         self.core.ram.read_bytes(start, first);
         self.core.ram.read_bytes(second * PAGE_SIZE, rest);
@@ -157,8 +158,8 @@ impl Cpu {
         Some(translation)
     }
 
-    /// Whether a breakpoint stands at a linear address or its physical address. Returns true also where a run begins,
-    /// although the run passes over a breakpoint there.
+    /// Whether a breakpoint is set at a linear address or at its physical address. The result is also true at the
+    /// address where a run begins, although a breakpoint there does not stop the run.
     fn breaks_always(&self, rip: u64, ram_offset: u64) -> bool {
         self.core.debug.breaks_at(rip, self.core.ram.layout().gpa_of(ram_offset))
     }
@@ -188,8 +189,9 @@ impl Cpu {
                     self.core.rip = self.core.next_rip(rip, self.code.block(token).ops[number].start);
                     left = self.enter(|translator, guest, steps| translator.resume(miss.again, guest, steps));
                 }
-                // The exit may come from the check of the block's second page, which may be mapped elsewhere
-                // by now. After a TLB miss of the instruction itself, this check has already passed.
+                // For a block in two pages, the exit may come from the check that the second page is still mapped
+                // to the same RAM. A TLB miss of the instruction itself can occur only after this check, so the
+                // check has succeeded then.
                 At::Instruction { rip, token, missed: None, .. }
                     if self.code.block(token).second_page.is_some() =>
                 {
@@ -199,10 +201,11 @@ impl Cpu {
                 }
                 At::Instruction { rip, token, number, resume, .. } => {
                     self.core.rip = rip;
-                    // Count the block's steps from its start.
+                    // `run_block` expects the step count at the start of the block.
                     self.core.block_steps -= number as u64;
-                    // The TLB lookup may have set bits of page-table entries that lie in the code after this
-                    // instruction. The instruction itself was fetched before.
+                    // The page walk may have set bits in page-table entries that are at the same time code of the
+                    // next instructions. So drop that code after this instruction, which was fetched before the
+                    // walk.
                     let is_stale = self.core.attention != 0;
                     let Some(resume) = resume.filter(|_| !is_stale) else {
                         let limit = self.core.budget_end - self.core.block_steps;
@@ -225,8 +228,8 @@ impl Cpu {
         None
     }
 
-    /// Executes the block at RIP with the interpreter, after it has looked up the block again by RIP and the current
-    /// bytes.
+    /// Looks up the block at RIP again, because the page tables or the code may have changed. Then executes the
+    /// block with the interpreter.
     fn interpret_anew(&mut self, bus: &mut dyn Bus) {
         match self.find_block_slow(self.core.rip) {
             Ok(number) => {
@@ -280,12 +283,13 @@ impl Cpu {
     }
 }
 
-/// Whether instructions on XMM registers fault (SDM vol. 3, table 14-1).
+/// Whether CR0 and CR4 make all instructions on XMM registers fault (SDM vol. 3, table 14-1).
 fn vectors_blocked(core: &Core) -> bool {
     core.state.cr0 & (cr0::EM | cr0::TS) != 0 || core.state.cr4 & cr4::OSFXSR == 0
 }
 
-/// An op's instruction, or an invalid instruction if the op does not do what the instruction says.
+/// The instruction of an op. Returns an invalid instruction if the op raises an exception in its place, or changes
+/// a mode.
 fn decode(op: &Op, rip: u64, bytes: &[u8]) -> Instruction {
     let start = usize::from(op.start);
     let at = rip.wrapping_add(start as u64);

@@ -1,8 +1,8 @@
 //! The ends of turns of several processors.
 //!
-//! A turn ends at the step count that the policy said at its beginning, at HLT, and at PAUSE if another processor can
-//! run. The seat changes as soon as that count is reached, before anything else happens there. So the turns do not
-//! depend on where runs are cut.
+//! A turn ends at the step count that the policy chose at the turn's beginning, at HLT, and at PAUSE if another
+//! processor can run. The seat changes as soon as that step count is reached, before interrupts or breakpoints are
+//! handled. So the turns do not depend on where runs are cut.
 
 use cpu_model::Topology;
 
@@ -16,8 +16,8 @@ use crate::flags;
 use crate::state::CpuState;
 
 impl Cpu {
-    /// Makes this many processors. All but the first wait for a start-up message of another processor. Must be called
-    /// before the CPU first runs.
+    /// Creates `count` processors. All but the first wait for a start-up message (SIPI) from another processor.
+    /// Must be called before the CPU first runs.
     pub fn set_processors(&mut self, count: usize) {
         self.drop_code();
         self.seats = Seats::of(count);
@@ -25,12 +25,12 @@ impl Cpu {
         (self.core.processor, self.core.processors) = (0, count);
     }
 
-    /// Chooses what CPUID says of sockets, cores and threads. Without this call, or with `None`, CPUID says only how
-    /// many processors there are.
+    /// Chooses the sockets, cores and threads that CPUID reports. Without this call, or with `None`, CPUID reports
+    /// only the number of processors.
     ///
     /// # Panics
     ///
-    /// If the topology has another number of processors.
+    /// If the topology's number of processors is not the CPU's.
     pub fn set_topology(&mut self, topology: Option<Topology>) {
         let count = topology.map_or(self.processors(), |topology| topology.processors().into());
         assert_eq!(count, self.processors(), "the topology is of these processors");
@@ -47,12 +47,12 @@ impl Cpu {
         self.seats.turns.set_policy(policy, self.core.block_steps);
     }
 
-    /// The state of the turns; `None` if the state follows from the step count.
+    /// The state of the turns; `None` if the state can be computed from the step count.
     pub fn turn_state(&self) -> Option<TurnState> {
         self.seats.turns.state(self.core.block_steps)
     }
 
-    /// As [`Cpu::turn_state`], for a machine that takes over here and counts steps from zero.
+    /// Returns the state of the turns for a machine that continues from this point and counts steps from zero.
     pub fn turn_state_from_zero(&self) -> Option<TurnState> {
         self.seats.turns.state_from_zero(self.core.block_steps).filter(|_| self.seats.are_several())
     }
@@ -62,8 +62,8 @@ impl Cpu {
         self.seats.turns.set_state(state, self.core.block_steps);
     }
 
-    /// Gives turns to processors. These turns come before all turns of the policy, behind given turns that wait. Must
-    /// be called between two runs. A turn of the policy ends here.
+    /// Gives turns to processors. These turns come before all turns of the policy, and after given turns that
+    /// already wait. Must be called between two runs. If the present turn is a turn of the policy, it ends now.
     pub fn give_turns(&mut self, bus: &mut dyn Bus, turns: &[Turn]) {
         if self.seats.are_several() && self.seats.turns.give(turns) {
             self.pass_on(End::Steps, bus);
@@ -98,7 +98,8 @@ impl Cpu {
     }
 
     /// Lends the seat to a processor, so that all functions that read the CPU's state read this processor's state.
-    /// Returns the processor that had the seat. The CPU must not run before that processor has the seat again.
+    /// Returns the processor that had the seat. The CPU must not run before the processor that had the seat has it
+    /// again.
     pub fn lend_seat(&mut self, processor: usize) -> usize {
         let had = self.seat();
         if processor != had {
@@ -126,7 +127,7 @@ impl Cpu {
     ///
     /// # Panics
     ///
-    /// If the CPU has another number of processors, or no processor `seat`.
+    /// If `states` does not have one state for each other processor, or there is no processor `seat`.
     pub fn set_parked(&mut self, seat: usize, states: &[CpuState]) {
         self.seats.set_parked(seat, states);
         self.core.processor = seat;
@@ -158,8 +159,8 @@ impl Cpu {
         self.core.budget_end = until_steps.min(self.seats.next_look());
     }
 
-    /// Gives the seat of a halted processor to another that can run. The run has executed the HLT, or began at `begun`
-    /// with a halted processor.
+    /// Gives the seat of a halted processor to another processor that can run. `begun` is the step count at which
+    /// this run began.
     pub(super) fn leave_halted(&mut self, bus: &mut dyn Bus, until_steps: u64, begun: u64) -> Halted {
         if !self.seats.are_several() {
             return Halted::Waits;
@@ -172,8 +173,8 @@ impl Cpu {
             return Halted::Waits;
         }
         self.core.budget_end = until_steps.min(self.seats.next_look());
-        // If this run has executed no step, time may have passed since the last step. The end of the turn is then not
-        // an event of that step.
+        // Report the end of the turn only as an event of a step of this run. Without such a step, time may have
+        // passed since the last step.
         if self.core.block_steps != begun {
             self.core.turn_ended(from);
         }
@@ -194,8 +195,9 @@ impl Cpu {
     }
 }
 
-/// A hash of the general registers, the flags and RIP. Floating-point and vector registers are left out: a loop that
-/// changes only these does not wait for anybody. The hash is machine state, so the function never changes.
+/// A hash of the general registers, the flags and RIP. Floating-point and vector registers are left out, because a
+/// loop that changes only these registers does not wait for another processor. The hash is a part of the machine's
+/// state, so the function must never change.
 fn hash_of_registers(core: &Core) -> u64 {
     let words = core.frame.regs[..16].iter().copied().chain([core.flags.bits(), core.rip]);
     words.fold(0, |hash: u64, word| (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15))

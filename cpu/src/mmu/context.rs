@@ -7,11 +7,12 @@ use translator::{SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 use super::paging::Access;
 use super::root::RootEntries;
 
-/// Privileges that have slots of their own: see [`Mmu::set_index`](super::tlb::Mmu::set_index).
+/// The number of privileges, each with its own slots. [`Mmu::set_index`](super::tlb::Mmu::set_index) lists the
+/// privileges.
 pub const PRIVILEGES: usize = 4;
-/// Kinds of access that have slots of their own.
+/// The number of kinds of access, each with its own slots.
 pub const KINDS: usize = 3;
-/// Stands in for the RAM offset of an entry if there is none.
+/// The value in `entries` of a slot that derives from no page-table entry.
 pub const NO_ENTRY: u64 = u64::MAX;
 
 /// The conditions, besides the tables themselves, that translations depend on.
@@ -35,11 +36,13 @@ pub struct Context {
     /// Privileges of which a slot may hold a translation.
     pub used: [bool; PRIVILEGES],
     pub live: bool,
-    /// Whether the slots for writes must be emptied before this context is used again.
+    /// Whether the slots for writes must be emptied before this context becomes the current one again.
     pub scrub_writes: bool,
-    /// Slots below these root entries must be emptied too.
+    /// Before this context becomes the current one again, the slots of pages below these root entries must be
+    /// emptied.
     pub scrub_roots: RootEntries,
-    /// The address space that was current before this one, until this context has taken over the common slots.
+    /// The address space that was current before this one became current. `None` once this context has taken over
+    /// the slots that both have in common.
     pub heir_of: Option<ContextKey>,
     pub last_used: u64,
 }
@@ -61,7 +64,7 @@ impl Context {
         }
     }
 
-    /// Slots of a privilege for a kind of access, with the page-table entries that their translations came from.
+    /// The slots of a privilege for a kind of access, with the page-table entries from which the translations came.
     pub fn kind<'a>(&'a mut self, tables: &'a mut [TableInfo], index: usize, access: Access) -> Kind<'a> {
         let slots = &mut self.slots[index];
         let entries = &mut self.entries[index][access as usize];
@@ -83,7 +86,7 @@ impl Context {
         }
     }
 
-    /// Empties all slots. The caller has already updated the tables' counts.
+    /// Empties all slots. The caller must already have uncounted the slots in [`TableInfo::derived`].
     pub fn clear(&mut self) {
         for (index, used) in self.used.iter_mut().enumerate().filter(|(_, used)| **used) {
             self.slots[index] = TlbSlots::EMPTY;
@@ -168,7 +171,7 @@ impl Kind<'_> {
         }
     }
 
-    /// Counts a slot that derives from an entry.
+    /// Adds a slot that derives from an entry to the count of the entry's table.
     pub fn count(&mut self, entry: u64) {
         if let Some(table) = self.tables.get_mut((entry / PAGE_SIZE) as usize) {
             table.derived += 1;
@@ -176,7 +179,7 @@ impl Kind<'_> {
         }
     }
 
-    /// Uncounts a slot that no longer derives from an entry.
+    /// Subtracts a slot that no longer derives from an entry from the count of the entry's table.
     pub fn uncount(&mut self, entry: u64) {
         if let Some(table) = self.tables.get_mut((entry / PAGE_SIZE) as usize) {
             table.uncount();
@@ -185,7 +188,7 @@ impl Kind<'_> {
 
     /// Empties the slots whose page-table entry, given by its RAM offset, satisfies `is_one`.
     pub fn empty_those(&mut self, is_one: impl Fn(u64) -> bool) {
-        // Check a group of slots at once: mostly no slot of a group matches.
+        // Check a group of slots at once, because usually no slot of a group matches.
         const GROUP: usize = 16;
         for first in (0..SLOTS).step_by(GROUP) {
             let group = first..first + GROUP;
@@ -199,7 +202,7 @@ impl Kind<'_> {
         }
     }
 
-    /// Swaps a page's two slots if the second one holds it.
+    /// If a page is in its second slot, swaps the contents of the page's two slots.
     pub fn recall(&mut self, first: usize, page: u64) {
         let second = first ^ SECOND_SLOT;
         if self.slots[second].holds(page) {
@@ -212,12 +215,12 @@ impl Kind<'_> {
 /// All kinds of access.
 pub const ACCESSES: [Access; KINDS] = [Access::Read, Access::Write, Access::Execute];
 
-/// Facts about a page that page tables were read from.
+/// Facts about a RAM page from which walks have read page-table entries.
 #[derive(Clone, Copy, Default)]
 pub struct TableInfo {
-    /// Whether a walk continued from an entry of this page, or ended at a large page here.
+    /// Whether a walk read an entry of this page that led to another table or mapped a large page.
     pub upper_level: bool,
-    /// Whether a walk came to this page from another table, or in a paging mode other than 4-level paging.
+    /// Whether a walk used this page other than as the root table of 4-level paging.
     pub inner: bool,
     /// Whether entries were read as 4 bytes (32-bit paging).
     pub narrow: bool,

@@ -1,5 +1,5 @@
 //! Page tables in memory, for 32-bit, PAE and 4-level paging (SDM vol. 3, chapter 4). This module finds the entries
-//! that lead to a page, and the rights that they give. The module never writes to memory.
+//! that lead to a page, and the accesses that these entries allow. The module never writes to memory.
 
 use cpu_model::PHYSICAL_BITS;
 use cpu_model::registers::{cr0, cr4, efer};
@@ -7,7 +7,7 @@ use guest_ram::GuestRam;
 
 use crate::state::CpuState;
 
-/// Kind of a memory access.
+/// The kind of a memory access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Data read.
@@ -18,7 +18,7 @@ pub enum Access {
     Execute,
 }
 
-/// Privilege under which an access is made.
+/// The privilege with which an access is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Privilege {
     pub user: bool,
@@ -39,7 +39,7 @@ pub struct Translation {
     pub(crate) writable: bool,
     /// Whether fetching is allowed at the given privilege.
     pub(crate) executable: bool,
-    /// RAM offset of the last entry, `u64::MAX` without paging.
+    /// RAM offset of the last-level entry, `u64::MAX` without paging.
     pub(crate) entry_offset: u64,
 }
 
@@ -57,27 +57,27 @@ const RESERVED_HIGH: u64 = 0x000f_ffff_ffff_ffff & !((1 << PHYSICAL_BITS) - 1);
 /// The format of entries in one paging mode.
 struct Shape {
     narrow: bool,
-    /// Address shift of the top level.
+    /// The number of address bits below the top level's index.
     top_shift: u32,
     index_bits: u32,
     root: u64,
 }
 
-/// One entry of a walk.
+/// One page-table entry that a walk read.
 pub(super) struct Step {
     /// The entry's RAM offset.
     pub offset: u64,
     pub value: u64,
-    /// Address shift of the entry's level.
+    /// The number of address bits below the index of the entry's level.
     pub shift: u32,
 }
 
-/// Whether error codes report instruction fetches.
+/// Whether error codes of page faults report instruction fetches.
 pub(super) fn executes_checked(state: &CpuState) -> bool {
     state.cr4 & cr4::SMEP != 0 || (state.msrs.efer & efer::NXE != 0 && (state.cr4 & cr4::PAE != 0))
 }
 
-/// The entries that a walk read, from the top.
+/// The entries that a walk read, from the root table down.
 pub(super) struct Path {
     steps: [Step; 4],
     length: usize,
@@ -91,13 +91,14 @@ pub(super) struct Path {
 }
 
 impl Path {
-    /// Reads entries from the top down to the page. The error is the low bits of the error code (P, RSVD).
+    /// Reads the entries from the root table down to the page. The error has the bits P and RSVD of the page
+    /// fault's error code.
     #[inline(always)]
     pub fn read(ram: &GuestRam, state: &CpuState, address: u64) -> Result<Path, u32> {
         Path::read_below(ram, state, Shape::of(state, address)?, address)
     }
 
-    /// As [`Path::read`], with `cr3` in place of CR3.
+    /// Does the same as [`Path::read`] with `cr3` in place of CR3.
     pub fn read_in(ram: &GuestRam, state: &CpuState, cr3: u64, address: u64) -> Result<Path, u32> {
         Path::read_below(ram, state, Shape::of_root(ram, state, cr3, address)?, address)
     }
@@ -145,12 +146,12 @@ impl Path {
         }
     }
 
-    /// The entries from the top.
+    /// The entries that the walk read, from the root table down.
     pub fn steps(&self) -> &[Step] {
         &self.steps[..self.length]
     }
 
-    /// Guest-physical address of a linear address in this page.
+    /// Guest-physical address of a linear address in the page to which the entries lead.
     pub fn gpa(&self, address: u64) -> u64 {
         self.page_base | address & ((1 << self.page_shift) - 1)
     }
@@ -180,7 +181,7 @@ impl Path {
         user_ok && !smep && !nx
     }
 
-    /// The translation for an access that was allowed.
+    /// The translation for an access that [`Path::check`] allowed.
     pub fn translation(
         &self,
         state: &CpuState,
@@ -204,8 +205,8 @@ impl Shape {
         Shape::with(state, state.cr3, || state.pdptes[(address >> 30 & 3) as usize])
     }
 
-    /// As [`Shape::of`], with `cr3` in place of CR3. Reads PDPTEs from memory, because the CPU has none loaded for this
-    /// root.
+    /// Does the same as [`Shape::of`] with `cr3` in place of CR3. Reads the PDPTEs from memory, because the CPU has
+    /// loaded no PDPTEs for this root.
     fn of_root(ram: &GuestRam, state: &CpuState, cr3: u64, address: u64) -> Result<Shape, u32> {
         Shape::with(state, cr3, || {
             let gpa = (cr3 & 0xffff_ffe0) + (address >> 30 & 3) * 8;
@@ -297,11 +298,12 @@ mod tests {
     const NARROW: Mode =
         Mode { cr4: cr4::PSE, efer: 0, shifts: &[22, 12], narrow: true, address: 3 << 22 | OFFSET };
     const ALL: u64 = PRESENT | WRITABLE | USER;
-    /// The page of a last-level entry.
+    /// The address of the page to which the last-level entry leads.
     const PAGE: u64 = 0x1234_5000;
     const NXE: u64 = efer::NXE;
 
-    /// The path to the mode's address. Every entry allows everything, except the given entry at the level with `shift`.
+    /// The path to the mode's address. All entries allow every access; only the level with `shift` has the given
+    /// entry in place of such an entry.
     fn path(mode: &Mode, nxe: u64, shift: u32, entry: u64) -> Result<Path, u32> {
         let ram = GuestRam::new(16 << 12).unwrap();
         let mut state = CpuState::reset();
@@ -343,8 +345,8 @@ mod tests {
         for (mode, shift, entry, reserved) in cases {
             assert!(path(mode, NXE, shift, entry).is_ok(), "{shift} {entry:#x}");
             for bit in (if mode.narrow { 0..32 } else { 0..64 }).map(|bit| 1_u64 << bit) {
-                // The bits PRESENT and LARGE select the kind of an entry, so they are not reserved. In the top level,
-                // LARGE is reserved.
+                // The bits PRESENT and LARGE select the kind of an entry, so these bits are not reserved. But in
+                // the top level, LARGE is reserved.
                 if bit == PRESENT || (bit == LARGE && shift != 39) {
                     continue;
                 }
@@ -376,7 +378,7 @@ mod tests {
             (&LONG, 30, 0x40_4000_0000 | LARGE, 0x40_4000_0000, 30),
             (&LONG, 21, 0x40_0060_0000 | LARGE, 0x40_0060_0000, 21),
             (&LONG, 12, 0x40_1234_5000, 0x40_1234_5000, 12),
-            // In the last level, the bit that makes a page large selects the memory type.
+            // In the last level, the bit LARGE selects the memory type (PAT) and not the page size.
             (&LONG, 12, 0x40_1234_5000 | LARGE, 0x40_1234_5000, 12),
             (&PAE, 21, 0x40_0060_0000 | LARGE, 0x40_0060_0000, 21),
             (&PAE, 12, 0x40_1234_5000, 0x40_1234_5000, 12),
@@ -458,7 +460,7 @@ mod tests {
         let ram = GuestRam::new(16 << 12).unwrap();
         let mut state = CpuState::reset();
         state.cr4 = cr4::PAE;
-        // PDPTEs lie at a multiple of 32; the low five bits of CR3 do not count.
+        // The PDPTEs are at a multiple of 32, so the low five bits of CR3 are ignored.
         let root = 0x2fe0;
         ram.store_u64(root + 8 * 2, 0x4000 | PRESENT);
         ram.store_u64(0x4000 + 8 * 3, 0x0060_0000 | LARGE | ALL);

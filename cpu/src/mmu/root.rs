@@ -1,6 +1,6 @@
 //! Root tables of 4-level paging (SDM vol. 3, section 4.5).
 
-/// Entries of a root table of 4-level paging.
+/// The number of entries in a root table of 4-level paging.
 pub const ENTRIES: usize = 512;
 /// Number of address bits below the index of a root entry.
 pub const SHIFT: u32 = 39;
@@ -54,7 +54,8 @@ mod tests {
             for other in 0..ENTRIES {
                 assert_eq!(one.has(other), other == entry, "{entry}, {other}");
                 assert_eq!(several.has(other), other == entry || other == 7, "{entry}, {other}");
-                // The lowest and the highest page below the entry, and a page with a sign-extended address.
+                // Test the lowest and the highest page below entry `other`, and the lowest page with a
+                // sign-extended address.
                 let first = (other as u64) << SHIFT;
                 for page in [first, first + (1 << SHIFT) - 0x1000, first | 0xffff << 48] {
                     assert_eq!(one.lead_to(page), other == entry, "{entry}, {page:#x}");

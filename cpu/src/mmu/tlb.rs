@@ -4,19 +4,19 @@
 //!
 //! Dropping translations is cheap for the following reasons. Pages that walks read are flagged
 //! [`PageFlags::PAGE_TABLE`], which keeps them out of the store fast path. A store to such a page compares
-//! the entry before and after. No translation derives from an absent entry. A changed last-level entry drops
-//! the few slots that its translations can be in. A changed entry of a higher level drops all translations
-//! that derive from the tables below. The TLB counts the slots that derive from each table. Often, for
+//! the entry before and after. No translation derives from an absent entry. A change of a last-level entry empties
+//! the few slots that can hold its translations. A change of a higher-level entry drops all translations that
+//! derive from the tables below that entry. The TLB counts the slots that derive from each table. Often, for
 //! example when a process ends, the count is zero.
 //!
-//! A page has two slots that may hold it. The fast path looks only in the first. A page that is displaced from its
-//! first slot moves to its second, where the slow path and generated code find it.
+//! A page has two slots that may hold it. The fast path looks only in the page's first slot. A page that is
+//! displaced from its first slot moves to its second slot, where the slow path and generated code find the page.
 //!
 //! The TLB keeps translations for several address spaces at once ([`Context`], keyed by CR3 and the paging bits of the
 //! control registers). So translations survive a switch to another address space and back. Operating systems map
-//! themselves into all address spaces with the same tables. A new address space therefore takes over the translations
-//! below root entries that it shares with the previous one ([`Mmu::inherit`]). A store to a root entry affects only
-//! address spaces with this root.
+//! themselves into all address spaces with the same tables. A new address space therefore takes over translations
+//! from the previous one ([`Mmu::inherit`]): the translations below root entries that are equal in both. A store to
+//! a root entry affects only address spaces with this root table.
 
 use cpu_model::registers::{cr0, cr4, efer};
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
@@ -34,8 +34,8 @@ use crate::state::CpuState;
 const CONTEXTS: usize = 16;
 /// The number of further address spaces for each processor beyond the first, because more processes take turns.
 const CONTEXTS_PER_PROCESSOR: usize = 4;
-/// Number of writes to a page-table page, without a walk through the page, after which the page counts as reused for
-/// other data.
+/// After this number of writes to a page-table page without a walk through the page, the TLB assumes that the page
+/// now holds other data.
 const COLD_PAGE_TABLE_WRITES: u32 = 64;
 
 /// The level of a page table: its place in the order in which a walk reads tables.
@@ -43,9 +43,9 @@ const COLD_PAGE_TABLE_WRITES: u32 = 64;
 pub(super) enum Level {
     /// The first table in 4-level paging.
     Root,
-    /// A table before the last, or one with an entry for a large page.
+    /// A table below the root whose entries lead to other tables or map large pages.
     Upper,
-    /// A table whose entries map pages.
+    /// A table whose entries map 4 KiB pages.
     Last,
 }
 
@@ -53,7 +53,7 @@ pub(super) enum Level {
 pub struct Mmu {
     current: Context,
     others: Vec<Context>,
-    /// The index of the current privilege.
+    /// The index of the current privilege (see [`Mmu::set_index`]).
     index: usize,
     tables: Vec<TableInfo>,
     /// Pages that are flagged as page tables, so that a flush can unflag them.
@@ -77,8 +77,8 @@ impl Mmu {
         }
     }
 
-    /// Allows more address spaces for each processor beyond the first. There are at most 64, because each context has a
-    /// bit of a `u64`.
+    /// Allows more address spaces for each processor beyond the first. There are at most 64 address spaces, because
+    /// each context has a bit of a `u64`.
     pub(crate) fn set_processors(&mut self, count: usize) {
         self.most_contexts = (CONTEXTS + CONTEXTS_PER_PROCESSOR * (count - 1)).min(u64::BITS as usize);
     }
@@ -97,19 +97,19 @@ impl Mmu {
         };
     }
 
-    /// The privilege that an index stands for.
+    /// The privilege that has this index (see [`Mmu::set_index`]).
     pub(crate) fn privilege(index: usize) -> Privilege {
         let user = index == 0 || Mmu::checks_alignment(index);
         Privilege { user, smap: index == 1 }
     }
 
-    /// Whether accesses under an index must be aligned.
+    /// Whether accesses with the privilege of an index must be aligned.
     #[inline(always)]
     pub(crate) fn checks_alignment(index: usize) -> bool {
         index == 3
     }
 
-    /// The index of the current privilege.
+    /// The index of the current privilege (see [`Mmu::set_index`]).
     #[inline(always)]
     pub(crate) fn index(&self) -> usize {
         self.index
@@ -163,7 +163,8 @@ impl Mmu {
     /// Makes the context of the given control registers the current one.
     pub(crate) fn select_context(&mut self, state: &CpuState) {
         let key = ContextKey {
-            // The low bits (cache control, PCID) do not matter; PAE's table is in the PDPTEs.
+            // The low bits of CR3 (cache control, PCID) do not change translations. With PAE paging, the PDPTEs
+            // replace the root table.
             cr3: if state.cr0 & cr0::PG == 0 { 0 } else { state.cr3 & !0xfff },
             cr0: state.cr0 & (cr0::PG | cr0::WP),
             cr4: state.cr4 & (cr4::PAE | cr4::PSE | cr4::SMEP | cr4::SMAP),
@@ -240,7 +241,7 @@ impl Mmu {
         }
     }
 
-    /// Uncounts all slots of the current context.
+    /// Subtracts all slots of the current context from the counts of the tables.
     fn uncount_current(&mut self) {
         for (index, access) in self.current.used_kinds() {
             for &entry in &self.current.entries[index][access as usize] {
@@ -251,7 +252,7 @@ impl Mmu {
         }
     }
 
-    /// Drops every translation of every address space. The guest cannot notice.
+    /// Drops every translation of every address space. The guest cannot see a difference.
     pub fn flush_all(&mut self) {
         for &page in &self.flagged {
             self.tables[page as usize].uncount_all();
@@ -260,7 +261,8 @@ impl Mmu {
         self.others.iter_mut().for_each(|context| context.live = false);
     }
 
-    /// Calls [`Mmu::flush_all`] and clears the page-table flags, which nothing depends on any more.
+    /// Calls [`Mmu::flush_all`] and clears the page-table flags, because no translation depends on these pages any
+    /// more.
     pub(crate) fn flush_and_unflag(&mut self, flags: &PageFlags) {
         self.flush_all();
         for page in self.flagged.drain(..) {
@@ -269,15 +271,15 @@ impl Mmu {
         }
     }
 
-    /// Drops all write permissions. The next store to each page then takes the slow path and marks the page dirty
-    /// again.
+    /// Removes write permission from all translations. The next store to each page then takes the slow path and
+    /// marks the page dirty again.
     pub(crate) fn drop_writes(&mut self) {
         self.current.forbid_writes();
         self.others.iter_mut().for_each(|context| context.scrub_writes = true);
     }
 
-    /// Drops write permission to one RAM page wherever it is mapped, so that later stores to the page take the slow
-    /// path.
+    /// Removes write permission for one RAM page from all translations that map the page. Later stores to the page
+    /// then take the slow path.
     pub(crate) fn protect_page(&mut self, ram: &GuestRam, page: u64) {
         let offset = page * PAGE_SIZE;
         for slots in self.current.slots.iter_mut() {
@@ -292,7 +294,8 @@ impl Mmu {
 
     /// Enters a translation for the page of `address` and this kind of access, if the fast path may be used. A data
     /// access also enters the page for the other kind of data access (read or write), if the slot for that kind is
-    /// empty. A read also replaces the page in the write slot if it displaced the same page among the read slots.
+    /// empty. If a read displaces a page from its slot for reads, the new page also displaces that page from the
+    /// slot for writes.
     pub(crate) fn fill(&mut self, ram: &GuestRam, index: usize, address: u64, access: Access, fill: &Fill) {
         let page = address & !(PAGE_SIZE - 1);
         let number = slot_number(address);
@@ -319,13 +322,15 @@ impl Mmu {
         let mut kind = self.current.kind(&mut self.tables, index, other);
         kind.recall(number, page);
         let held = kind.slots[number].page();
-        // A store never displaces a page that is read: in a copy, source and target can have the same slot number.
+        // A store must not displace another page from the slot for reads: in a copy, source and target can have the
+        // same slot number.
         if held.is_none() || access == Access::Read && held == old {
             kind.enter(number, slot, fill.entry_offset);
         }
     }
 
-    /// Notes that a walk read the entry at RAM `offset`. Returns the page if it was not flagged before.
+    /// Notes that a walk read the entry at RAM `offset`. Returns the entry's page, if the page was not flagged as a
+    /// page table before.
     pub(super) fn note_table(
         &mut self,
         ram: &GuestRam,
@@ -348,8 +353,8 @@ impl Mmu {
         Some(page)
     }
 
-    /// Drops translations that derived from the old contents of a page-table page. Must be called after the CPU changed
-    /// an 8-byte aligned group from `old` to `new`. Returns whether anything was dropped.
+    /// Drops translations that derived from the old contents of a page-table page. Must be called after the CPU
+    /// changed the aligned eight bytes at RAM `offset` from `old` to `new`. Returns whether anything was dropped.
     pub(crate) fn table_written(&mut self, ram: &GuestRam, offset: u64, old: u64, new: u64) -> bool {
         let page = offset / PAGE_SIZE;
         let info = &mut self.tables[page as usize];
@@ -364,8 +369,8 @@ impl Mmu {
             return true;
         }
         if info.narrow && info.wide {
-            // The page was read at both entry widths. A bit that changes no translation at one width is an address bit
-            // at the other.
+            // Walks read entries of both widths in this page. A bit that changes no translation at one width can be
+            // an address bit at the other width.
             if old != new {
                 self.flush_and_unflag(ram.flags());
             }
@@ -402,8 +407,8 @@ impl Mmu {
         dropped || cold
     }
 
-    /// As [`Mmu::table_written`], for a page that is only a root table. Address spaces with another root are not
-    /// affected.
+    /// Does the work of [`Mmu::table_written`] for a page that is only a root table. Address spaces with another
+    /// root are not affected.
     fn root_written(&mut self, ram: &GuestRam, offset: u64, old: u64, new: u64, cold: bool) -> bool {
         let page = offset / PAGE_SIZE;
         let changed = old & PRESENT != 0 && old != new;
@@ -429,8 +434,8 @@ impl Mmu {
         changed || cold
     }
 
-    /// Must be called after a walk set accessed or dirty bits in the entry at RAM `offset`. These bits affect only
-    /// translations that read the same bytes at another width.
+    /// Must be called after a walk set accessed or dirty bits in the entry at RAM `offset`. These bits can change
+    /// only translations that come from the same bytes, read as an entry of another width.
     pub(crate) fn bits_set(&mut self, ram: &GuestRam, offset: u64) {
         let info = self.tables[(offset / PAGE_SIZE) as usize];
         if info.narrow && info.wide {
@@ -440,7 +445,8 @@ impl Mmu {
 
     /// Drops the translations that came from the last-level entry at RAM `entry_offset`.
     fn drop_entry(&mut self, entry_offset: u64, narrow: bool) {
-        // The numbers of a page's two slots have the same low bits as the index of the page's entry in its table.
+        // The numbers of a virtual page's two slots have the same low bits as the index of the page's last-level
+        // entry.
         let low = (entry_offset / if narrow { 4 } else { 8 }) as usize % SECOND_SLOT;
         let mut left = self.tables[(entry_offset / PAGE_SIZE) as usize].contexts;
         for context in std::iter::once(&mut self.current).chain(self.others.iter_mut()) {
@@ -474,8 +480,8 @@ impl Mmu {
         }
     }
 
-    /// Drops the translations that derive from a table or from tables below it. Earlier targets of the entries were
-    /// dropped when the entries changed.
+    /// Drops the translations that derive from a table or from tables below this table. Tables to which entries led
+    /// earlier need no visit: their translations were dropped when the entries changed.
     fn drop_below(&mut self, ram: &GuestRam, page: u64) {
         let (mut pages, mut seen) = (vec![page], FxHashSet::from_iter([page]));
         while let Some(page) = pages.pop() {
@@ -490,7 +496,7 @@ impl Mmu {
         }
     }
 
-    /// Clears the flag of a table from which nothing derives any more.
+    /// Clears the page-table flag of a table from which no translation derives any more.
     fn unflag(&mut self, flags: &PageFlags, page: u64) {
         self.tables[page as usize] = TableInfo::default();
         flags.clear(page, PageFlags::PAGE_TABLE);
@@ -503,7 +509,7 @@ fn table_below(ram: &GuestRam, entry: u64) -> Option<u64> {
     if entry & PRESENT == 0 {
         return None;
     }
-    // For a large page this is its first part, which is normally not a table.
+    // If the entry maps a large page, `page` is the first 4 KiB of that page, which normally contain no page table.
     let page = ram.layout().offset_of(entry & ADDRESS)? / PAGE_SIZE;
     ram.flags().has(page, PageFlags::PAGE_TABLE).then_some(page)
 }
@@ -525,7 +531,7 @@ mod tests {
     use super::*;
 
     const RAM_PAGES: u64 = 64;
-    /// RAM pages of tables, and one mapped page.
+    /// The RAM page of a last-level table. The constants below are the RAM pages of higher tables.
     const TABLE: u64 = 1;
     const UPPER: u64 = 2;
     const TOP: u64 = 3;
@@ -548,7 +554,7 @@ mod tests {
     }
 
     impl Bench {
-        /// A bench in long mode with an empty TLB.
+        /// An MMU in long mode with an empty TLB, and its RAM.
         fn new() -> Bench {
             let ram = GuestRam::new(RAM_PAGES * PAGE_SIZE).unwrap();
             let mut state = CpuState::reset();
@@ -561,7 +567,8 @@ mod tests {
             Bench { ram, mmu, state }
         }
 
-        /// Does what a walk and an access do: notes the entry's table, and enters the page for all kinds of access.
+        /// Imitates a walk and an access: notes the entry's table, and enters the page into the TLB for all kinds
+        /// of access.
         fn enter_at(&mut self, page: u64, entry_offset: u64, narrow: bool) {
             self.mmu.note_table(&self.ram, entry_offset, Level::Last, narrow);
             for access in ACCESSES {
@@ -580,7 +587,7 @@ mod tests {
             self.enter_at(page, entry(TABLE, page), false);
         }
 
-        /// Notes the tables from the top down to [`TABLE`], as a walk does.
+        /// Writes entries that lead from the root table down to [`TABLE`], and notes these tables as a walk does.
         fn note_tables(&mut self) {
             for (table, below, level) in [(TOP, UPPER, Level::Root), (UPPER, TABLE, Level::Upper)] {
                 self.ram.store_u64(entry(table, 0), below * PAGE_SIZE | PRESENT);
@@ -588,7 +595,7 @@ mod tests {
             }
         }
 
-        /// The kinds of access for which a page is held.
+        /// For each kind of access, whether the TLB holds a page.
         fn held(&mut self, page: u64) -> [bool; KINDS] {
             ACCESSES.map(|access| self.mmu.held(2, page * PAGE_SIZE, access).is_some())
         }
@@ -597,7 +604,7 @@ mod tests {
             self.ram.flags().has(page, PageFlags::PAGE_TABLE)
         }
 
-        /// Counts, from scratch, the slots of all live address spaces that came from each page.
+        /// For each RAM page, counts the slots in all live address spaces that derive from entries of the page.
         fn derived(&self) -> Vec<u32> {
             let mut counts = vec![0; RAM_PAGES as usize];
             let contexts = std::iter::once(&self.mmu.current).chain(&self.mmu.others);
@@ -621,7 +628,8 @@ mod tests {
     fn a_privilege_has_its_own_slots() {
         let bench = Bench::new();
         let mut mmu = bench.mmu;
-        // User, SMAP on, alignment checked; the index, and its privilege.
+        // Each case: the arguments of `set_index` (user, SMAP, alignment checks), the index, and the index's
+        // privilege.
         let cases = [
             ((true, false, false), 0, true, false),
             ((true, true, false), 0, true, false),
@@ -646,8 +654,8 @@ mod tests {
 
     #[test]
     fn a_page_is_entered_for_what_its_fill_allows() {
-        // Each case: the kind of access, the kinds that the entry allows, and the kinds for which the page is held
-        // afterwards.
+        // Each case: the kind of access, the kinds that the entry allows, and the kinds for which the TLB holds the
+        // page afterwards.
         let all = [true; KINDS];
         let cases = [
             (Access::Read, all, [true, true, false]),
@@ -754,7 +762,8 @@ mod tests {
     #[test]
     fn translations_depend_on_paging_bits_and_on_no_others() {
         type Change = fn(&mut CpuState);
-        // The state that selects the paging mode or changes what entries allow (SDM vol. 3, section 4.1).
+        // Changes of the control registers that select another paging mode, or change which accesses entries allow
+        // (SDM vol. 3, section 4.1).
         let other_spaces: [(&str, Change); 11] = [
             ("CR3", |s| s.cr3 += PAGE_SIZE),
             ("CR0.PG", |s| s.cr0 ^= cr0::PG),
@@ -803,7 +812,7 @@ mod tests {
         // The entry's old and new contents, and whether the write drops translations.
         for (old, new, dropped) in [(1, 3, true), (1, 0, true), (1, 1, false), (0, 1, false), (2, 1, false)] {
             let mut bench = Bench::new();
-            // The displaced page is in its second slot.
+            // The last of these pages displaces `PAGE`, which moves to its second slot.
             for page in [PAGE, neighbour, PAGE + SLOTS as u64] {
                 bench.enter(page);
             }
@@ -824,7 +833,8 @@ mod tests {
 
     #[test]
     fn narrow_entries_are_two_in_eight_bytes() {
-        // Entries 4 and 5 of a table of 32-bit paging.
+        // Each case: the old and the new contents of entries 4 and 5 of a 32-bit page table, and whether each page
+        // is still held.
         for (old, new, left, right) in [
             (1 | 1 << 32, 1 | 1 << 32, true, true),
             (1 | 1 << 32, 3 | 1 << 32, false, true),
@@ -871,7 +881,7 @@ mod tests {
 
     #[test]
     fn an_entry_of_a_higher_level_drops_what_is_below() {
-        // The changed entry does not lead to the neighbour.
+        // The entry that changes leads to `PAGE`, but not to the neighbour.
         for (table, neighbour) in [(TOP, PAGE + ROOT_PAGES), (UPPER, PAGE + 1)] {
             let mut bench = Bench::new();
             bench.note_tables();
@@ -889,8 +899,8 @@ mod tests {
         }
     }
 
-    /// Two address spaces whose roots share the tables below entry 0 and differ in entry 1. The first space holds a
-    /// page below each entry. The second space is current, and a walk has passed through its root.
+    /// Two address spaces whose roots share the tables below entry 0 and differ in entry 1. The TLB of the first
+    /// space holds a page below each entry. The second space is current, and a walk has read its root.
     fn two_spaces() -> (Bench, CpuState, CpuState) {
         let mut bench = Bench::new();
         bench.note_tables();
@@ -915,7 +925,7 @@ mod tests {
         assert_eq!(bench.held(PAGE), [true; KINDS]);
         assert_eq!(bench.held(PAGE + ROOT_PAGES), [false; KINDS], "the entries differ");
         bench.check_counts();
-        // A change in a shared table affects both.
+        // A change in a shared table affects both address spaces.
         assert!(bench.mmu.table_written(&bench.ram, entry(TABLE, PAGE), 1, 0));
         assert_eq!(bench.held(PAGE), [false; KINDS]);
         bench.check_counts();
@@ -968,7 +978,7 @@ mod tests {
     #[test]
     fn what_is_held_is_not_taken_over_twice() {
         let (mut bench, ..) = two_spaces();
-        // In the new space another page has displaced this one to its second slot.
+        // In the new address space, another page displaces `PAGE` to its second slot.
         bench.enter(PAGE);
         bench.enter_at(PAGE + SLOTS as u64, entry(TABLE + 30, PAGE), false);
         bench.mmu.inherit(&bench.ram);
@@ -993,7 +1003,7 @@ mod tests {
         assert_eq!(bench.held(PAGE), [false; KINDS]);
         assert_eq!(bench.held(own), [true; KINDS], "it is not below the entry");
         bench.check_counts();
-        // Once the entry is restored, the space takes over the dropped translation again.
+        // After the entry is restored, the address space takes over the dropped translation again.
         bench.ram.store_u64(entry(TOP, 0), leads);
         bench.mmu.inherit(&bench.ram);
         assert_eq!(bench.held(PAGE), [true; KINDS]);
@@ -1043,7 +1053,7 @@ mod tests {
     fn a_large_page_that_changes_is_dropped() {
         let mut bench = Bench::new();
         bench.note_tables();
-        // Both pages come from one entry of the table above, as parts of a large page do.
+        // The translations of both pages come from one upper-level entry, as for two parts of a large page.
         for page in [PAGE, PAGE + 1] {
             bench.enter_at(page, entry(UPPER, 7), false);
         }
@@ -1112,7 +1122,7 @@ mod tests {
             for state in [other, first] {
                 bench.mmu.select_context(&state);
                 assert_eq!(bench.held(PAGE), [true, false, true]);
-                // A page entered from now on stays.
+                // If the page is entered again, its write permission stays.
                 bench.enter(PAGE);
                 bench.mmu.select_context(&state);
                 assert_eq!(bench.held(PAGE), [true; KINDS]);
@@ -1139,8 +1149,8 @@ mod tests {
             }
             held
         };
-        // Three pages share two slots, and the first page is not used again. Both choices of the first slot give the
-        // same result.
+        // Three pages share two slots, and the first page is not used again. The two rounds exchange the roles of
+        // the two slots.
         for (round, number) in [5, 6 + SECOND_SLOT].into_iter().enumerate() {
             let [unused, left, right] = [number, number + SLOTS, number ^ SECOND_SLOT];
             assert!(!read(&mut mmu, unused) && !read(&mut mmu, left) && !read(&mut mmu, right));

@@ -1,4 +1,4 @@
-//! Page walks. A walk of the CPU sets accessed and dirty bits; a walk of a debugger changes nothing.
+//! Page walks. A walk for the CPU sets accessed and dirty bits; a walk for a debugger changes nothing.
 
 use cpu_model::registers::cr0;
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
@@ -11,9 +11,10 @@ use crate::state::CpuState;
 /// A walk's results besides the translation.
 #[derive(Default)]
 pub(crate) struct Findings {
-    /// RAM pages that became page tables: stores to them must take the slow path from now on.
+    /// RAM pages that were not known to be page tables before. From now on, stores to these pages must take the
+    /// slow path.
     pub tables: Vec<u64>,
-    /// RAM offsets of entries whose accessed or dirty bits the walk set although their page holds decoded code.
+    /// RAM offsets of entries in which the walk set accessed or dirty bits, and whose page contains decoded code.
     pub code: Vec<u64>,
 }
 
@@ -50,7 +51,7 @@ impl Mmu {
         Path::read(ram, state, address).ok().map(|path| path.gpa(address))
     }
 
-    /// As [`Mmu::peek`], with `cr3` in place of CR3.
+    /// Does the same as [`Mmu::peek`] with `cr3` in place of CR3.
     pub(crate) fn peek_in(ram: &GuestRam, state: &CpuState, cr3: u64, address: u64) -> Option<u64> {
         if state.cr0 & cr0::PG == 0 {
             return Some(address & 0xffff_ffff);
@@ -58,8 +59,8 @@ impl Mmu {
         Path::read_in(ram, state, cr3, address).ok().map(|path| path.gpa(address))
     }
 
-    /// Sets accessed and dirty bits, then notes the pages that the walk read. The order matters, because setting a bit
-    /// can drop the notes of earlier walks.
+    /// Sets accessed and dirty bits, then notes the pages that the walk read. The order matters, because setting a
+    /// bit can drop all notes about page-table pages.
     fn commit(&mut self, ram: &GuestRam, path: &Path, access: Access, found: &mut Findings) {
         let last = path.steps().len() - 1;
         for (number, step) in path.steps().iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Instruction handlers by family. Each family has a `lower` that turns a decoded instruction into an
-//! [`Op`], or declines.
+//! Instruction handlers by family. Each family has a function `lower` that turns a decoded instruction into an
+//! [`Op`], or returns `None` for an instruction of another family.
 
 pub(crate) mod integer;
 pub(crate) mod simd;

@@ -6,11 +6,11 @@ use crate::exception::Res;
 
 /// An operand width. Values are passed as zero-extended `u64`.
 pub(crate) trait Width: 'static {
-    /// Bits.
+    /// The number of bits.
     const BITS: u32;
-    /// Bytes.
+    /// The number of bytes.
     const BYTES: u64 = Self::BITS as u64 / 8;
-    /// All ones of this width.
+    /// A mask with all bits of this width set.
     const MASK: u64 = u64::MAX >> (64 - Self::BITS);
     /// The sign bit.
     const SIGN: u64 = 1 << (Self::BITS - 1);
@@ -28,7 +28,7 @@ pub(crate) trait Width: 'static {
     fn load(core: &mut Core, bus: &mut dyn Bus, address: u64) -> Res<u64>;
     /// Stores to a linear address.
     fn store(core: &mut Core, bus: &mut dyn Bus, address: u64, value: u64) -> Res<()>;
-    /// Reads, changes, writes back; see [`Core::update_u64`].
+    /// Reads a value at a linear address, changes the value and writes it back; see [`Core::update_u64`].
     fn update(
         core: &mut Core,
         bus: &mut dyn Bus,

@@ -18,16 +18,16 @@ pub(crate) mod system_type {
     pub const TRAP_GATE32: u8 = 15;
 }
 
-/// An 8-byte descriptor as it lies in memory.
+/// The eight bytes of a descriptor in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Descriptor(pub u64);
 
 impl Descriptor {
-    /// The type nibble.
+    /// The four-bit type field.
     pub fn kind(self) -> u8 {
         (self.0 >> 40 & 0xf) as u8
     }
-    /// A system segment or gate (S clear).
+    /// Whether the descriptor is for a system segment or a gate (S is clear).
     pub fn is_system(self) -> bool {
         self.0 & 1 << 44 == 0
     }
@@ -40,7 +40,7 @@ impl Descriptor {
     pub fn is_writable_data(self) -> bool {
         !self.is_system() && self.kind() & 0b1010 == 0b0010
     }
-    /// Data, or code that may be read.
+    /// Whether the segment may be read: a data segment, or a readable code segment.
     pub fn is_readable(self) -> bool {
         !self.is_system() && (self.kind() & 8 == 0 || self.kind() & 2 != 0)
     }
@@ -61,34 +61,35 @@ impl Descriptor {
     pub fn base(self) -> u64 {
         self.0 >> 16 & 0xff_ffff | self.0 >> 32 & 0xff00_0000
     }
-    /// Limit in bytes.
+    /// The segment's limit in bytes.
     pub fn limit(self) -> u32 {
         let raw = (self.0 & 0xffff | self.0 >> 32 & 0xf_0000) as u32;
         if self.0 & 1 << 55 != 0 { raw << 12 | 0xfff } else { raw }
     }
-    /// The hidden part of a segment register that loads this descriptor.
+    /// The segment register, with its hidden part, after `selector` loaded this descriptor.
     pub fn segment(self, selector: u16) -> Segment {
         let attributes = (self.0 >> 40) as u16 & 0xf0ff;
         Segment { selector, base: self.base(), limit: self.limit(), attributes }
     }
-    /// Selector of a gate.
+    /// The selector in a gate.
     pub fn gate_selector(self) -> u16 {
         (self.0 >> 16) as u16
     }
-    /// Offset of a gate, without the upper half of 64-bit gates.
+    /// The offset in a gate, without the upper half that 64-bit gates have.
     pub fn gate_offset(self) -> u64 {
         self.0 & 0xffff | self.0 >> 32 & 0xffff_0000
     }
 }
 
-/// A descriptor and the linear address it was read from.
+/// A descriptor, and the linear address from which it was read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Located {
     pub descriptor: Descriptor,
     pub address: u64,
 }
 
-/// The segment that a null selector loads, which is not usable. SS keeps a privilege level in 64-bit mode.
+/// The unusable segment that a null selector loads. In 64-bit mode, a null SS still holds the privilege level
+/// `dpl`.
 pub(crate) fn null_segment(selector: u16, dpl: u8) -> Segment {
     Segment { selector, base: 0, limit: 0, attributes: u16::from(dpl) << 5 }
 }

@@ -16,7 +16,8 @@ pub(crate) struct FarTransfer {
     /// Operand size in bytes: 2, 4 or 8.
     pub size_bytes: u64,
     pub call: bool,
-    /// Return address of a call, or next instruction of the old task for a task switch.
+    /// RIP of the instruction after the transfer. A call returns to this address, and after a task switch the old
+    /// task resumes there.
     pub next_rip: u64,
 }
 
@@ -64,7 +65,7 @@ impl Core {
         stack.push(self, bus, size, rip)
     }
 
-    /// A transfer to a code segment without a gate, which keeps the privilege level.
+    /// Executes a transfer to a code segment without a gate. The privilege level stays.
     fn far_direct(&mut self, bus: &mut dyn Bus, to: FarTransfer, mut located: Located) -> Res<()> {
         let descriptor = located.descriptor;
         let rpl = (to.selector & 3) as u8;
@@ -96,7 +97,7 @@ impl Core {
         Ok(())
     }
 
-    /// A transfer through a gate or to a task.
+    /// Executes a transfer through a gate or to a task.
     fn far_system(&mut self, bus: &mut dyn Bus, to: FarTransfer, located: Located) -> Res<()> {
         let gate = located.descriptor;
         let rpl = (to.selector & 3) as u8;
@@ -182,7 +183,7 @@ impl Core {
         Ok(())
     }
 
-    /// Pushes the caller's SS:ESP and copies parameters from its stack (call gates).
+    /// For a call gate, pushes the caller's SS:ESP on the new stack and copies parameters from the caller's stack.
     fn push_outer_stack(
         &mut self,
         bus: &mut dyn Bus,
@@ -210,7 +211,8 @@ impl Core {
         let wide = self.state.tr.kind() & 8 != 0;
         let (esp, ss) = if wide {
             let at = 4 + 8 * u64::from(cpl);
-            // One check covers both fields, so the fault does not depend on the order.
+            // Check the limit for both fields at once, so that the fault does not depend on which field is read
+            // first.
             self.check_tss_limit(at, 6)?;
             (self.tss_field(bus, at, 4)?, self.tss_field(bus, at + 4, 2)?)
         } else {
@@ -233,14 +235,14 @@ impl Core {
         Ok(())
     }
 
-    /// A field of the current TSS. Raises #TS if the field is beyond the limit.
+    /// Reads a field of the current TSS. Raises #TS if the field is beyond the TSS's limit.
     pub(crate) fn tss_field(&mut self, bus: &mut dyn Bus, offset: u64, size_bytes: u64) -> Res<u64> {
         self.check_tss_limit(offset, size_bytes)?;
         let address = self.table_address(self.state.tr.base, offset);
         self.load_system(bus, address, size_bytes)
     }
 
-    /// Executes a far return that releases `release` more bytes; sets RIP.
+    /// Executes a far return; sets RIP. After the return address, `release` bytes are removed from the stack.
     pub(crate) fn far_return(&mut self, bus: &mut dyn Bus, size: u64, release: u64) -> Res<()> {
         let sp = self.frame.regs[4];
         let rip = self.load_stack(bus, sp & self.stack_mask, size)?;
@@ -273,7 +275,8 @@ impl Core {
         Ok(())
     }
 
-    /// The code segment that a far return or IRET loads, never at a more privileged level.
+    /// The code segment that a far return or IRET loads. Raises #GP if the return would lead to a more privileged
+    /// level.
     pub(super) fn returned_code_segment(&mut self, bus: &mut dyn Bus, selector: u16) -> Res<Segment> {
         if selector & !3 == 0 {
             return Err(self.gp(0));
@@ -295,7 +298,8 @@ impl Core {
         Ok(located.descriptor.segment(selector))
     }
 
-    /// The stack segment that a return to level `cpl` loads. 64-bit code outside level 3 may use a null one.
+    /// The stack segment that a return to level `cpl` loads. In 64-bit code, the selector may be null if the level
+    /// is not 3.
     pub(super) fn returned_stack_segment(
         &mut self,
         bus: &mut dyn Bus,
@@ -310,8 +314,8 @@ impl Core {
         self.stack_segment_for(bus, selector, cpl, GP)
     }
 
-    /// Loads CS:RIP and SS:RSP for a return that may change the privilege level. For a 16-bit stack segment, only SP is
-    /// loaded. As on every processor, the upper part of the register stays.
+    /// Loads CS:RIP and SS:RSP for a return that may change the privilege level. For a 16-bit stack segment, only
+    /// SP is loaded, and the upper part of the register stays. All processors do this.
     pub(super) fn return_outward(&mut self, code: Segment, rip: u64, stack: Segment, rsp: u64) {
         let old_cpl = self.cpl;
         self.set_segment(SegReg::Ss, stack);

@@ -8,10 +8,10 @@ use crate::exception::Res;
 use crate::flags;
 use crate::state::{SegReg, Segment};
 
-/// Flags that every IRET and POPF may change.
+/// The flags that IRET and POPF change at every privilege level.
 pub(crate) const ALWAYS: u64 = flags::ARITHMETIC | flags::TF | flags::DF | flags::NT;
 
-/// The values that IRET pops first.
+/// The values that IRET pops in every mode.
 struct Frame {
     rip: u64,
     cs: u16,
@@ -56,7 +56,7 @@ impl Core {
         })
     }
 
-    /// RFLAGS after an IRET at the current privilege level.
+    /// The value of RFLAGS after an IRET. Which popped flags are used depends on the current privilege level.
     fn returned_flags(&self, size: u64, popped: u64) -> u64 {
         let mut mask = ALWAYS;
         if size > 2 {

@@ -9,13 +9,13 @@ use crate::memory::canonical;
 use crate::state::{SegReg, Segment};
 
 impl Core {
-    /// An exception whose error code is a selector.
+    /// Raises an exception whose error code is a selector.
     #[cold]
     pub(crate) fn selector_fault(&mut self, vector: u8, selector: u16) -> Break {
         self.fault_with_code(vector, u32::from(selector & !3))
     }
 
-    /// Linear address of a system table entry, 32 bits wide outside long mode.
+    /// Linear address of an entry of a system table. Outside long mode the address wraps at 32 bits.
     pub(crate) fn table_address(&self, base: u64, offset: u64) -> u64 {
         let address = base.wrapping_add(offset);
         if self.long_mode() { address } else { address & 0xffff_ffff }
@@ -53,8 +53,8 @@ impl Core {
         }
     }
 
-    /// The upper half of a 16-byte system descriptor of long mode: bits 32-63 of the base or offset. The
-    /// upper half's type field must be zero.
+    /// Reads the upper half of a 16-byte system descriptor of long mode, and returns bits 32-63 of the base or
+    /// offset. Raises #GP if the type field of the upper half is not zero.
     pub(crate) fn upper_half(&mut self, bus: &mut dyn Bus, selector: u16, located: &Located) -> Res<u64> {
         if self.find_descriptor(bus, selector, 16)?.is_none() {
             return Err(self.selector_fault(GP, selector));
@@ -84,7 +84,7 @@ impl Core {
         if canonical(base) { Ok(base) } else { Err(self.selector_fault(GP, selector)) }
     }
 
-    /// Sets the accessed bit of a code or data descriptor, in memory and in the copy.
+    /// Sets the accessed bit of a code or data descriptor, in memory and in `located`.
     pub(crate) fn mark_accessed(&mut self, bus: &mut dyn Bus, located: &mut Located) -> Res<()> {
         self.or_type(bus, located, 1)
     }
@@ -104,14 +104,14 @@ impl Core {
         Ok(())
     }
 
-    /// Loads a data or stack segment register as MOV and POP do.
+    /// Loads a data or stack segment register from a selector, for MOV, POP and similar instructions.
     pub(crate) fn load_segment(&mut self, bus: &mut dyn Bus, register: SegReg, selector: u16) -> Res<()> {
         let segment = self.checked_segment(bus, register, selector)?;
         self.set_segment(register, segment);
         Ok(())
     }
 
-    /// The hidden part for a load of a data or stack segment register, after all checks.
+    /// Makes all checks for a load of a data or stack segment register, and returns the value to load.
     pub(crate) fn checked_segment(
         &mut self,
         bus: &mut dyn Bus,
@@ -150,8 +150,8 @@ impl Core {
         self.stack_segment_for(bus, selector, cpl, GP)
     }
 
-    /// A stack segment for a privilege level, which RPL and DPL must equal. Raises `vector` if the descriptor does not
-    /// fit, and #SS if it is not present.
+    /// The stack segment for a selector and a privilege level. RPL and DPL must equal this level. Raises `vector`
+    /// if the descriptor does not fit, and #SS if it is not present.
     pub(crate) fn stack_segment_for(
         &mut self,
         bus: &mut dyn Bus,
@@ -171,8 +171,8 @@ impl Core {
         Ok(located.descriptor.segment(selector))
     }
 
-    /// A segment load in real or virtual-8086 mode. In real mode only selector and base change. Limit and rights stay,
-    /// on which "unreal" mode depends.
+    /// The segment that a selector loads in real or virtual-8086 mode. In real mode only selector and base change.
+    /// Limit and rights stay; "unreal" mode depends on this.
     pub(crate) fn real_segment(&self, register: SegReg, selector: u16) -> Segment {
         let base = u64::from(selector) << 4;
         if self.rflags & flags::VM != 0 {
@@ -188,8 +188,8 @@ impl Core {
         if fits { Ok(()) } else { Err(self.gp(0)) }
     }
 
-    /// Clears data segments that the new, less privileged level may not use. Null selectors stay: an MSR may have set
-    /// their base.
+    /// Clears data segments that the new, less privileged level may not use. Segment registers with null selectors
+    /// stay, because an MSR may have set their base.
     pub(crate) fn drop_private_segments(&mut self) {
         for register in [SegReg::Es, SegReg::Ds, SegReg::Fs, SegReg::Gs] {
             let segment = *self.segment(register);

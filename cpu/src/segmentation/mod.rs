@@ -1,8 +1,8 @@
 //! Segmentation (SDM vol. 3, chapter 5 and 3.4-3.5): descriptors, loads of segment registers, far transfers, returns
 //! and task switches.
 //!
-//! Everything here reads and checks first and changes registers last, so that a fault leaves registers unchanged.
-//! Memory may have changed by then (accessed bits), as on hardware.
+//! The functions of these modules first read and check everything, and then change registers. So a fault leaves
+//! registers unchanged. As on hardware, accessed bits in memory may have changed before a fault.
 
 pub(crate) mod descriptor;
 pub(crate) mod far;

@@ -1,4 +1,4 @@
-//! The new stack of a privilege or task change, before SS and RSP hold it.
+//! The new stack during a change of privilege or task, before SS and RSP are loaded.
 
 use cpu_model::registers::cr4;
 
@@ -9,18 +9,18 @@ use crate::flags;
 use crate::memory::segment_allows;
 use crate::state::{SegReg, Segment};
 
-/// A stack that values are pushed on before SS and RSP are loaded.
+/// A stack on which values are pushed before SS and RSP are loaded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewStack {
     pub segment: Segment,
     pub sp: u64,
-    /// 64-bit: no segment checks, no wrap-around.
+    /// Whether the stack is a 64-bit stack, without segment checks and wrap-around.
     flat: bool,
-    /// User-mode accesses.
+    /// Whether pushes are user-mode accesses.
     user: bool,
     /// Error code of a stack fault.
     fault_code: u32,
-    /// Whether segment rights apply (not in real or virtual-8086 mode).
+    /// Whether segment rights are checked (not in real or virtual-8086 mode).
     protected: bool,
 }
 
@@ -56,7 +56,7 @@ impl NewStack {
         }
     }
 
-    /// Pushes a value of 2, 4 or 8 bytes. Changes only memory and this description.
+    /// Pushes a value of 2, 4 or 8 bytes. Changes only memory and this value, but not SS and RSP.
     pub fn push(&mut self, core: &mut Core, bus: &mut dyn Bus, size_bytes: u64, value: u64) -> Res<()> {
         let mask = self.mask();
         let sp = self.sp.wrapping_sub(size_bytes) & mask;
@@ -84,7 +84,7 @@ impl Core {
         reason
     }
 
-    /// Runs accesses at user or supervisor level, regardless of the CPL.
+    /// Calls `access`, whose memory accesses are made with user or supervisor privilege, regardless of the CPL.
     pub(crate) fn as_user<T>(&mut self, user: bool, access: impl FnOnce(&mut Core) -> T) -> T {
         let smap = self.state.cr4 & cr4::SMAP != 0 && self.rflags & flags::AC == 0;
         self.mmu.set_index(user, smap, user && self.alignment_matters());

@@ -1,8 +1,8 @@
 //! Hardware task switches (SDM vol. 3, chapter 8). Task switches exist outside long mode only.
 //!
 //! The order follows section 8.3: check the new TSS, save the old task, change busy bits and link, then load registers.
-//! From then on, faults belong to the new task. Segment registers that are not loaded yet hold their selector but are
-//! unusable.
+//! During the load of the registers, faults are raised in the new task. Segment registers that are not loaded yet
+//! have their new selectors but are unusable.
 
 use cpu_model::registers::{cr0, cr4};
 
@@ -28,20 +28,21 @@ pub(crate) enum TaskSwitch {
 
 /// Offsets of the fields of a TSS (SDM vol. 3, figures 8-2 and 8-10).
 struct Layout {
-    /// Bytes per field.
+    /// Size of a field in bytes.
     size: u64,
     cr3: Option<u64>,
     ip: u64,
-    /// Offset of the first of ES, CS, SS, DS and perhaps FS, GS.
+    /// Offset of the field of ES. The fields of CS, SS and DS follow. A 32-bit TSS also has fields for FS and GS.
     segments: u64,
     segment_count: usize,
     ldtr: u64,
-    /// Smallest valid limit.
+    /// Smallest limit with which a TSS of this layout is valid.
     least_limit: u32,
 }
 
-/// Limit for task switches whose tasks fault at once. Task gates can lead such tasks to each other for ever, if the
-/// tasks make each other available again. A processor would never end; here a step must end, so the CPU shuts down.
+/// Limit for successive task switches in one step, each to a task that faults at once. A fault can switch to the
+/// next such task through a task gate, and such tasks can alternate for ever. A real processor would never stop
+/// this. But in ttvm every step must end, so at the limit the CPU shuts down.
 const MOST_FAULTING_TASKS: u32 = 16;
 
 const WIDE: Layout =
@@ -77,8 +78,8 @@ struct Task {
 }
 
 impl Core {
-    /// Switches to the task of a TSS selector. `next_rip` is where the old task resumes. An error code is pushed on the
-    /// new task's stack.
+    /// Switches to the task of a TSS selector. `next_rip` is the address at which the old task will resume. An
+    /// error code, if given, is pushed on the new task's stack.
     pub(crate) fn task_switch(
         &mut self,
         bus: &mut dyn Bus,
@@ -112,7 +113,8 @@ impl Core {
         self.state.tr = new_tss.descriptor.segment(selector);
         self.state.cr0 |= cr0::TS;
         if self.enter_task(bus, layout, &task, nests, error_code).is_err() {
-            // The new task raises the fault, at its first instruction. The fault is part of the same step.
+            // The fault is raised in the new task, at its first instruction. The delivery of the fault is a part of
+            // the same step.
             let fault = self.exception;
             self.faulting_tasks += 1;
             let endless = self.faulting_tasks > MOST_FAULTING_TASKS;
@@ -141,14 +143,14 @@ impl Core {
         let code = *self.segment(SegReg::Cs);
         self.check_target(&code, self.rip)?;
         if task.trap {
-            // DR6.BT: raises a debug trap before the new task's first instruction.
+            // Raise a debug trap (DR6.BT) before the new task's first instruction.
             self.state.pending_debug |= 1 << 15;
             self.update_debug_attention();
         }
         Ok(())
     }
 
-    /// The descriptor of the new TSS, after the checks of 8.3.
+    /// Reads the descriptor of the new TSS and makes the checks of SDM vol. 3, 8.3.
     fn new_tss(&mut self, bus: &mut dyn Bus, selector: u16, reason: TaskSwitch) -> Res<Located> {
         let vector = if reason == TaskSwitch::Return { TS } else { GP };
         if selector & !3 == 0 || selector & 4 != 0 {
@@ -237,7 +239,7 @@ impl Core {
         self.store_system(bus, address, 1, kind & !2)
     }
 
-    /// Loads the registers of the new task. Faults from here on belong to the new task.
+    /// Loads the registers of the new task. Faults of this function are raised in the new task.
     fn load_task(&mut self, bus: &mut dyn Bus, layout: &Layout, task: &Task, nests: bool) -> Res<()> {
         self.load_task_cr3(task)?;
         self.rip = task.ip;
@@ -251,7 +253,7 @@ impl Core {
         let v86 = layout.size == 4 && task.flags & flags::VM != 0;
         let nested = if nests { flags::NT } else { 0 };
         let cpl = if v86 { 3 } else { (task.selectors[1] & 3) as u8 };
-        // Every segment is unusable until loaded. SS carries the privilege level.
+        // Every segment register is unusable until it is loaded. But SS already holds the new privilege level.
         for (register, &selector) in SEGMENTS.into_iter().zip(&task.selectors) {
             self.set_segment(register, null_segment(selector, cpl));
         }

@@ -33,8 +33,8 @@ const fn multiply(mut a: u8, mut b: u8) -> u8 {
     product
 }
 
-/// The S-box: inverse in GF(2^8), then the affine transformation. 3 generates the multiplicative group and 0xf6 is its
-/// inverse. Walking the group in both directions pairs every element with its inverse.
+/// The S-box: inverse in GF(2^8), then the affine transformation. The powers of 3 are all elements but zero, and
+/// 0xf6 is the inverse of 3. So equal powers of 3 and 0xf6 are an element and its inverse.
 const fn substitution() -> [u8; 256] {
     let mut table = [0; 256];
     let (mut element, mut inverted) = (1_u8, 1_u8);
@@ -64,8 +64,8 @@ const fn inverse(table: &[u8; 256]) -> [u8; 256] {
     out
 }
 
-/// Shifts rows: byte `n` of the result is byte `n * step` of the state. A step of 5 rotates row r left by r, a step of
-/// 13 right.
+/// Shifts rows: byte `n` of the result is byte `n * step` of the state. A step of 5 rotates row r left by r, and a
+/// step of 13 rotates row r right by r.
 #[inline(always)]
 fn shift_rows<const N: usize>(a: [u8; N], step: usize) -> [u8; N] {
     std::array::from_fn(|n| a[n * step % N])
@@ -90,8 +90,8 @@ fn mix_columns<const N: usize>(a: [u8; N], row: [u8; 4]) -> [u8; N] {
     })
 }
 
-/// Doublewords of AESKEYGENASSIST: the substituted odd doublewords, and the same ones rotated and combined with the
-/// constant.
+/// Doubleword `n` of AESKEYGENASSIST's result. An even doubleword is the next odd doubleword of the source after
+/// substitution. An odd doubleword is the same value, rotated and combined with the constant.
 fn key_word(b: &[u8], imm: u8, n: usize) -> u32 {
     let source = u32::get(b, n | 1);
     let substituted = u32::from_le_bytes(sub_bytes(source.to_le_bytes(), &SBOX));
@@ -112,7 +112,7 @@ mod tests {
         value.to_be_bytes()
     }
 
-    /// FIPS 197, appendix B: the start of rounds 1 and 2.
+    /// States from FIPS 197, appendix B: the state at the start of round 1, and the state at the start of round 2.
     const STATE: u128 = 0x193d_e3be_a0f4_e22b_9ac6_8d2a_e9f8_4808;
     const KEY: u128 = 0xa0fa_fe17_8854_2cb1_23a3_3939_2a6c_7605;
     const NEXT: u128 = 0xa49c_7ff2_689f_352b_6b5b_ea43_026a_5049;
@@ -127,7 +127,8 @@ mod tests {
         let zero = [0; 16];
         let last = Aesenclast::apply(block(STATE), zero, 0);
         assert_eq!(Aesdeclast::apply(last, zero, 0), block(STATE));
-        // The equivalent inverse cipher orders substitution, rows and columns as AESDEC does.
+        // AESDEC uses the order of operations of FIPS 197's "equivalent inverse cipher", whose round keys are
+        // transformed.
         let round = Aesimc::apply(zero, Aesenc::apply(block(STATE), zero, 0), 0);
         assert_eq!(Aesdeclast::apply(round, zero, 0), block(STATE));
     }

@@ -59,14 +59,15 @@ packed! {
     Phminposuw = |_, b, _| minimum_position(b);
 }
 
-/// The sum of two signed products. Only 2 * (-0x8000)^2 does not fit, and wraps.
+/// The sum of two signed products. Only the sum 2 * (-0x8000)^2 does not fit, and wraps around.
 #[inline(always)]
 fn multiply_add_words(a: &[u8], b: &[u8], n: usize) -> i32 {
     let product = |i| i32::from(i16::get(a, i)) * i32::from(i16::get(b, i));
     product(2 * n).wrapping_add(product(2 * n + 1))
 }
 
-/// Multiplies unsigned bytes of the destination with signed bytes of the source and adds with saturation.
+/// Multiplies unsigned bytes of the destination with signed bytes of the source, and adds neighbouring products
+/// with saturation.
 #[inline(always)]
 fn multiply_add_bytes(a: &[u8], b: &[u8], n: usize) -> i16 {
     let product = |i: usize| i32::from(a[i]) * i32::from(b[i] as i8);

@@ -1,4 +1,4 @@
-//! Comparisons into masks, and bitwise logic.
+//! Comparisons, whose results are masks, and bitwise logic.
 
 use super::lanes::{test, zip};
 use super::packed;

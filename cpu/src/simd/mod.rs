@@ -4,7 +4,7 @@
 //! both. Wider registers can later apply the 16-byte form to each 128-bit half, as AVX does.
 //!
 //! Each instruction is a type that is named after its mnemonic and implements [`Packed`]. The types have no
-//! documentation of their own: the manual describes each under its name (SDM vol. 2).
+//! documentation of their own: the manual describes each instruction under its mnemonic (SDM vol. 2).
 
 pub(crate) mod aes;
 pub(crate) mod arith;

@@ -37,7 +37,7 @@ fn narrow<W: Lane, L: Lane, const N: usize>(a: &[u8; N], b: &[u8; N], f: impl Fn
     build(|n| if n < half { f(W::get(a, n)) } else { f(W::get(b, n - half)) })
 }
 
-/// Alternates lanes of `a` and `b`, from lane `first` on.
+/// Interleaves the lanes of `a` and `b`, beginning with lane `first` of `a`.
 #[inline(always)]
 fn interleave<L: Lane, const N: usize>(a: &[u8; N], b: &[u8; N], first: usize) -> [u8; N] {
     build(|n| L::get(if n & 1 == 0 { a } else { b }, first + n / 2))

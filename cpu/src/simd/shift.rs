@@ -1,4 +1,5 @@
-//! Shifts. The count is the low quadword of the source. Counts beyond the lane's width give zeros or signs.
+//! Shifts. The count is the low quadword of the source. If the count is not less than the lane's width, the result
+//! is zero, or for arithmetic shifts a lane of sign bits.
 
 use super::lanes::{Lane, map};
 use super::packed;

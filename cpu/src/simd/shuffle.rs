@@ -26,10 +26,11 @@ fn field(imm: u8, n: usize) -> usize {
     usize::from(imm >> (2 * n) & 3)
 }
 
-/// The vector that starts at byte `start` of `b`, where `a` follows `b` and zeros follow `a`.
+/// Joins `b`, `a` and zeros, in this order from the low end. Returns the vector that starts at byte `start` of the
+/// joined bytes.
 #[inline(always)]
 fn window_of_pair<const N: usize>(a: &[u8; N], b: &[u8; N], start: usize) -> [u8; N] {
-    // Room for two of the widest vectors, and one more of zeros.
+    // Room for `b` and `a` of the largest size, and for one more vector of zeros.
     let mut joined = [0; 48];
     joined[..N].copy_from_slice(b);
     joined[N..2 * N].copy_from_slice(a);

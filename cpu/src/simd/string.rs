@@ -1,5 +1,5 @@
 //! The comparison of PCMPESTRI, PCMPESTRM, PCMPISTRI and PCMPISTRM. SDM vol. 2, 4.1, defines the control byte, the
-//! aggregation operations, and how elements beyond a string's end count.
+//! aggregation operations, and the comparison of elements beyond a string's end.
 
 use super::lanes::{Lane, build};
 
@@ -17,7 +17,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// The index that PCMPxSTRI leaves in ECX.
+    /// The index that PCMPxSTRI writes to ECX.
     pub fn index(self, imm: u8) -> u32 {
         if self.bits == 0 {
             self.elements
@@ -28,7 +28,7 @@ impl Outcome {
         }
     }
 
-    /// The mask that PCMPxSTRM leaves in XMM0.
+    /// The mask that PCMPxSTRM writes to XMM0.
     pub fn mask(self, imm: u8) -> [u8; 16] {
         match (imm & 0x40 != 0, self.elements) {
             (false, _) => u128::from(self.bits).to_le_bytes(),
@@ -37,7 +37,8 @@ impl Outcome {
         }
     }
 
-    /// The arithmetic flags as RFLAGS bits: CF any, ZF second ends, SF first ends, OF bit 0.
+    /// The arithmetic flags as RFLAGS bits. CF says that a bit of the result is set, ZF and SF are `second_ends`
+    /// and `first_ends`, and OF is bit 0.
     pub fn rflags(self) -> u64 {
         u64::from(self.bits != 0)
             | u64::from(self.second_ends) << 6
@@ -46,12 +47,12 @@ impl Outcome {
     }
 }
 
-/// Element count of a vector under a control byte.
+/// The number of elements in a vector, as the control byte selects.
 fn elements(imm: u8) -> usize {
     if imm & 1 == 0 { 16 } else { 8 }
 }
 
-/// Elements widened so that one comparison serves the four formats.
+/// The elements of a vector, widened so that one comparison function can serve all four formats.
 fn widen(vector: [u8; 16], imm: u8) -> [i32; 16] {
     std::array::from_fn(|n| match imm & 3 {
         0 => i32::from(vector[n]),
@@ -68,7 +69,8 @@ pub(crate) fn implicit_length(vector: [u8; 16], imm: u8) -> usize {
     widen(vector, imm)[..count].iter().position(|&element| element == 0).unwrap_or(count)
 }
 
-/// Length of a string from a register: the magnitude, at most a whole vector.
+/// Length of a string whose length is in a register: the register's absolute value, at most the number of elements
+/// in a vector.
 pub(crate) fn explicit_length(register: i64, imm: u8) -> usize {
     register.unsigned_abs().min(elements(imm) as u64) as usize
 }
@@ -105,17 +107,17 @@ fn equal_any(x: &[i32], y: &[i32]) -> u16 {
     each(y, |element| x.contains(&element))
 }
 
-/// A bit for each element of `y` in a range. `x` holds pairs of bounds; an incomplete last pair does not count.
+/// A bit for each element of `y` in a range. `x` holds pairs of bounds; an incomplete last pair is ignored.
 fn ranges(x: &[i32], y: &[i32]) -> u16 {
     each(y, |element| x.chunks_exact(2).any(|bounds| (bounds[0]..=bounds[1]).contains(&element)))
 }
 
-/// A bit for each pair of equal elements. Elements beyond the ends of both strings count as equal.
+/// A bit for each pair of equal elements. Elements beyond the ends of both strings are equal.
 fn equal_each(x: &[i32], y: &[i32], count: usize) -> u16 {
     (0..count).fold(0, |bits, n| bits | u16::from(x.get(n) == y.get(n)) << n)
 }
 
-/// A bit for each position of `y` where `x` starts; the vector's end may cut `x` off.
+/// A bit for each position at which `y` contains `x`. At the end of the vector, a beginning of `x` is enough.
 fn equal_ordered(x: &[i32], y: &[i32], count: usize) -> u16 {
     let starts_at = |start: usize| {
         let visible = x.len().min(count - start);
@@ -134,7 +136,7 @@ mod tests {
         (vector, text.len())
     }
 
-    /// (control byte, first, second, bits, index)
+    /// Each case: the control byte, the first and the second string, and the result's bits and index.
     #[test]
     fn textbook_comparisons() {
         for (imm, first, second, bits, index) in [

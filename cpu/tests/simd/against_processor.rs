@@ -65,8 +65,8 @@ fn xsave_images_are_the_processors() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Whether the processor can serve as reference; skips the test if not. If the manual leaves a choice, the CPU follows
-/// Intel's processors.
+/// Whether the processor can serve as reference. If not, reports the test as skipped. If the manual leaves a
+/// choice, the CPU follows Intel's processors.
 fn is_reference() -> bool {
     let vendor = std::arch::x86_64::__cpuid(0);
     let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat();
@@ -214,7 +214,8 @@ impl Bench {
             _ => {}
         }
         if matches!(mnemonic, Mnemonic::Xsave | Mnemonic::Xsave64 | Mnemonic::Xrstor | Mnemonic::Xrstor64) {
-            // Request any of x87 and SSE, and some components that do not exist.
+            // The component mask in EDX:EAX selects x87, SSE, both or neither, and some components that do not
+            // exist.
             before.gpr[0] = before.gpr[0] & !0xffff_ffff | self.random.below(4) | 1 << 31;
             before.gpr[2] = before.gpr[2] & !0xffff_ffff | 1 << 20;
             window[512..520].copy_from_slice(&self.random.below(4).to_le_bytes());

@@ -192,7 +192,7 @@ fn absent_pages_leave_everything_as_it_was() {
     for encoded in bench.encodings().into_iter().filter(|encoded| encoded.base.is_some()) {
         let mut state = bench.state(&encoded, DATA + DATA_BYTES);
         if matches!(encoded.instruction.mnemonic(), Mnemonic::Maskmovq | Mnemonic::Maskmovdqu) {
-            // The mask register must select bytes to store.
+            // All mask bits are set, so that the instruction stores bytes.
             state.xmm = [u128::MAX; 16];
             state.fpu.mantissas = [u64::MAX; 8];
         }
@@ -312,7 +312,7 @@ fn reserved_mxcsr_bits_are_refused() {
 
 #[test]
 fn xrstor_refuses_malformed_headers() {
-    // (offset in the header, value, whether it is refused)
+    // (offset in the XSAVE header, value of the byte, whether XRSTOR refuses the header)
     for (at, value, refused) in [
         (0, 3, false),
         (0, 4, true),

@@ -4,7 +4,7 @@ use memmap2::{Mmap, MmapMut};
 
 use crate::state::State;
 
-/// Size of the data area with the memory operands: two pages, so that operands can cross.
+/// Size of the data area with the memory operands: two pages, so that operands can cross a page boundary.
 pub const DATA_BYTES: usize = 8192;
 const GPR: usize = 512;
 const FLAGS: usize = 640;
@@ -58,9 +58,9 @@ impl Host {
     /// RSP and R15.
     pub unsafe fn run(&mut self, state: &mut State) {
         let code = self.code.as_ref().expect("code was loaded").as_ptr();
-        // SAFETY: the page holds a function of this type. The function's prologue saves the registers that
-        // the calling convention preserves; its epilogue restores them and returns. The caller promises that
-        // the instruction between them behaves.
+        // SAFETY: the page holds a function of this type. The function's prologue saves the registers that the
+        // calling convention preserves; its epilogue restores them and returns. The caller promises that the
+        // instruction between them has only the allowed effects.
         unsafe {
             let function: extern "sysv64" fn(*mut State) = std::mem::transmute(code);
             function(state);

@@ -31,7 +31,7 @@ fn ours(feature: CpuidFeature) -> bool {
     matches!(feature, MMX | SSE | SSE2 | SSE3 | SSSE3 | SSE4_1 | SSE4_2 | AES | PCLMULQDQ | FXSR | XSAVE)
 }
 
-/// Whether an instruction came with SSE but belongs to another family.
+/// Whether an instruction has an SSE feature bit but is not a SIMD instruction. These tests leave it out.
 fn elsewhere(mnemonic: Mnemonic) -> bool {
     use Mnemonic::*;
     matches!(
@@ -73,7 +73,8 @@ pub fn allows_misaligned(mnemonic: Mnemonic) -> bool {
     )
 }
 
-/// Whether there is a form with a memory operand, or else with a register operand.
+/// Whether the instruction has a form with a memory operand. If `memory` is false: whether it has a form without
+/// one.
 pub fn has_form(code: Code, memory: bool) -> bool {
     use OpCodeOperandKind::*;
     let kinds = code.op_code().op_kinds();
@@ -134,7 +135,7 @@ fn set_operand(
         instruction.set_op_register(n, register);
         return;
     }
-    // RAX and RDX may hold the component mask of XSAVE.
+    // RAX and RDX may hold the component mask of XSAVE, so they are not base registers.
     let base = random.pick(&GENERAL[3..]);
     *chosen = (Some(base), random.below(256));
     instruction.set_op_kind(n, OpKind::Memory);

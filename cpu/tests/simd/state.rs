@@ -40,7 +40,7 @@ impl State {
         image[2..4].copy_from_slice(&status.to_le_bytes());
         image[5] = 0;
         image[7] &= 7;
-        // Canonical pointers only, because hardware may truncate others.
+        // The x87 pointers are canonical addresses, because hardware may truncate others.
         for at in [8, 16] {
             image[at + 5] &= 0x7f;
             image[at + 6..at + 8].fill(0);
@@ -53,7 +53,7 @@ impl State {
         }
         let mut gpr = std::array::from_fn(|_| quad(random));
         if random.below(2) == 0 {
-            // Values that serve as lengths of strings.
+            // RAX and RDX are the lengths of the strings in PCMPESTRI and PCMPESTRM.
             gpr[0] = random.below(40).wrapping_sub(20);
             gpr[2] = random.below(40).wrapping_sub(20);
         }
@@ -149,7 +149,7 @@ impl State {
     }
 }
 
-/// A quadword of lanes of some kind.
+/// A random quadword. The lanes are binary64 or binary32 numbers, integers, or random bits.
 pub fn quad(random: &mut Operands) -> u64 {
     match random.below(8) {
         0 => random.bits(),

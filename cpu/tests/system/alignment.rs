@@ -85,7 +85,8 @@ fn operands_are_as_aligned_as_the_manuals_say() {
     }
 }
 
-/// The limit is an operand of two bytes, and the base after it an operand of eight (SDM vol. 3, 3.5.1).
+/// SIDT stores the limit as an operand of two bytes, and the base after it as an operand of eight bytes (SDM vol.
+/// 3, 3.5.1). The processor checks the alignment of both operands.
 #[test]
 fn sidt_is_aligned_by_its_parts() {
     for offset in 0..16 {
@@ -136,13 +137,12 @@ fn the_check_comes_and_goes_with_the_flag() {
         }
         a.int3().unwrap();
     });
-    // The first POPFQ sets the flag. After this POPFQ the aligned addition passes, and the misaligned
-    // addition faults.
+    // The first POPFQ sets AC. After this POPFQ the aligned addition succeeds, and the misaligned addition faults.
     assert_eq!(m.run_to_handler(), ALIGNMENT);
     assert_eq!(m.ram().load_u32(OPERAND), 1 | 2 << 16);
 }
 
-/// SDM vol. 3, table 6-2.
+/// SDM vol. 3, table 6-2 gives the priorities of these two exceptions.
 #[test]
 fn a_page_fault_comes_before_an_alignment_check() {
     let mut m = checked(&[0x8b, 0x07], OPERAND + 15);
@@ -159,7 +159,8 @@ fn a_port_is_not_read_for_an_operand_that_is_not_aligned() {
     assert_eq!(m.ram().load_u32(OPERAND), 0);
 }
 
-/// Accesses to tables and to a handler's stack belong to the system, whichever program is interrupted.
+/// The processor itself accesses descriptor tables and pushes a handler's frame. Even while user code runs, these
+/// accesses are not checked for alignment.
 #[test]
 fn accesses_of_the_processor_itself_are_not_checked() {
     let mut m = checked(&[], OPERAND);

@@ -13,9 +13,10 @@ use crate::harness::*;
 const PAGE: u64 = 0x9_0000;
 const LEFT: u64 = 0xa_0000;
 const RIGHT: u64 = 0xb_0000;
-/// A second root, above the same tables.
+/// The address of a second top-level page table, which [`two_roots`] makes point to the same lower tables as the
+/// first.
 const OTHER_ROOT: u64 = 0xc_0000;
-/// A table that no root leads to yet.
+/// A page that no top-level page table leads to yet. A test makes it a page table.
 const NEW_TABLE: u64 = 0xd_0000;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
@@ -66,7 +67,7 @@ fn an_entry_changed_in_another_address_space_is_changed() {
     assert_eq!((m.state.gpr[3], m.state.gpr[1]), (1, 2));
 }
 
-/// A store to one byte of an entry, without its present bit.
+/// The test stores to one byte of a page-table entry. This byte does not contain the present bit.
 #[test]
 fn a_store_to_a_part_of_an_entry_changes_it() {
     let mut m = two_roots();
@@ -146,7 +147,7 @@ fn an_instruction_across_pages_is_what_both_hold() {
     m.put(start, &[0x81, 0xc3, 0x00]);
     m.put(LEFT, &[0x01, 0, 0, 0xc3]);
     m.put(RIGHT, &[0x00, 1, 0, 0xc3]);
-    // Executing code of that page only enters the page into the TLB.
+    // This RET in the second page only serves to enter the page into the TLB.
     let beside = 0x100;
     m.put(LEFT + beside, &[0xc3]);
     m.put(RIGHT + beside, &[0xc3]);
@@ -172,7 +173,7 @@ fn an_instruction_across_pages_is_what_both_hold() {
                 a.add(byte_ptr(LEFT), 1).unwrap();
             }
             a.set_label(label).unwrap();
-            // A label needs a separate instruction.
+            // The assembler allows only one label for an instruction.
             a.nop().unwrap();
         }
         a.dec(ecx).unwrap();
@@ -308,7 +309,8 @@ fn writes_make_4_mib_pages_dirty() {
     assert_eq!(dirty_after(&mut m, 32, 8 << 20, TABLES + 8), READ_WRITTEN_READ_WRITTEN);
 }
 
-/// The jump's last byte starts a line or page that has no other code. The store hits only this byte.
+/// The last byte of a jump is the first byte of a cache line, or of a page, that has no other code. The store
+/// writes only this byte.
 #[test]
 fn a_store_to_the_last_byte_of_a_block_is_seen() {
     for last in [CODE + 0x100, CODE + 0x1000] {
@@ -327,7 +329,7 @@ fn a_store_to_the_last_byte_of_a_block_is_seen() {
     }
 }
 
-/// A store to the first byte of a block that ends a line.
+/// The block's first byte is the last byte of a cache line. The store writes only this byte.
 #[test]
 fn a_store_to_the_first_byte_of_a_block_is_seen() {
     let mut m = Machine::long();
@@ -342,7 +344,7 @@ fn a_store_to_the_first_byte_of_a_block_is_seen() {
     assert_eq!(m.run_steps(20), Stop::Halted);
 }
 
-/// A store beside code, which must not change the code, and then a store to the code.
+/// A store to bytes next to code, which must not change the code, and then a store to the code.
 #[test]
 fn a_store_beside_code_does_not_hide_the_next() {
     let mut m = Machine::long();
@@ -358,7 +360,7 @@ fn a_store_beside_code_does_not_hide_the_next() {
     assert_eq!(m.state.rip, PAGE + 1);
 }
 
-/// A store to another entry of a table, and then to the entry in use.
+/// A store to an unused entry of a page table, and then a store to the entry in use.
 #[test]
 fn a_store_beside_an_entry_does_not_hide_the_next() {
     let mut m = two_roots();
@@ -480,8 +482,8 @@ fn copies_onto_page_tables_change_translations() {
     }
 }
 
-/// A copy onto its own tail repeats a pattern; a copy onto its own head moves the bytes. Both copies work
-/// across a page's end.
+/// If source and target overlap, a copy to a higher address repeats a pattern. A copy to a lower address moves the
+/// bytes. Both copies work across a page's end.
 #[test]
 fn copies_within_a_page_go_byte_by_byte() {
     for (distance, expected) in [(1_i64, b"aaaaaaaa"), (3, b"abcabcab"), (-1, b"abcdefgh")] {
@@ -574,7 +576,7 @@ fn writes_are_tracked_anew_in_every_address_space() {
         m.code(64, |a| {
             a.mov(qword_ptr(PAGE), rbx).unwrap();
             set_root(a, if other_root_between { OTHER_ROOT } else { TABLES });
-            // Write tracking restarts here.
+            // This write to CR3 restarts the tracking of writes.
             set_root(a, TABLES);
             a.mov(qword_ptr(PAGE), rbx).unwrap();
         });

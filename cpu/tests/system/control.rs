@@ -5,7 +5,8 @@ use iced_x86::code_asm::*;
 
 use crate::harness::*;
 
-/// A HLT that stands for RDTSC is one step, including its mark. Outside 64-bit mode there is no such HLT.
+/// A HLT followed by the mark byte stands for RDTSC. HLT and mark are one step. Outside 64-bit mode the mark has no
+/// effect.
 #[test]
 fn a_marked_halt_reads_the_time_and_goes_on_behind_the_mark() {
     const MARK: u8 = 0xd6;

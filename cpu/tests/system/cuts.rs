@@ -102,8 +102,8 @@ fn accessed_bits_set_in_code_change_the_code() {
     assert_eq!(both_ways(make, 3).gpr[0], 0x27, "ADD AL, 7 has become ADD AL, 27h");
 }
 
-/// One page of code at two addresses. The page is also a page table, and the entry of the second address lies in the
-/// code. Running the code there sets the entry's accessed bit, which changes an operand.
+/// One page of code at two addresses. The page is also a page table, and the entry of the second address lies in
+/// the code. Running the code at the second address sets the entry's accessed bit, which changes an operand.
 #[test]
 fn accessed_bits_that_a_fetch_sets_in_its_own_code_change_the_code() {
     let make = || {
@@ -146,7 +146,7 @@ fn an_entry_read_in_two_widths_is_dropped_by_a_change_of_either_half() {
     m.state.gpr[3] = DATA;
     m.load();
     m.cpu.run(&mut m.bus, 1, 0);
-    // The same page with 8-byte entries, used by the same CPU.
+    // The same CPU now uses the same page as a table of 8-byte entries.
     m.put64(pointers, pae_directory | 1);
     m.put64(pae_directory, table | 7);
     for page in 0..512 {
@@ -235,7 +235,7 @@ fn what_comes_between_two_runs_is_seen() {
     assert_eq!((m.cpu.rip(), m.cpu.steps()), (handler(0x30) + 1, 5));
 }
 
-/// A delivery is a step, which needs room in the budget.
+/// The delivery of an interrupt is a step. So an interrupt is not delivered if the budget has no step left.
 #[test]
 fn an_interrupt_waits_where_the_budget_ends() {
     let mut m = Machine::long();
@@ -259,7 +259,7 @@ fn the_same_bytes_are_other_code_in_another_mode() {
     }
     m.state.gpr[0] = 0;
     m.state.gpr[1] = DATA;
-    // Far calls through memory, of 6 bytes.
+    // Far calls through 6-byte pointers in memory.
     m.put(CODE, &[0xff, 0x19, 0xff, 0x59, 8, 0xff, 0x19, 0xf4]);
     assert_eq!(m.run(), Stop::Halted);
     assert_eq!((m.state.gpr[0], m.state.rip), (1, CODE + 8));

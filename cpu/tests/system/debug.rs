@@ -63,7 +63,8 @@ fn mov_ss_holds_the_trap_back() {
     assert_eq!(m.stack64(0), CODE + 3);
 }
 
-/// SDM vol. 3, 6.8.3: the trap of MOV SS is not delayed into the handler of the next instruction either.
+/// With TF set, no single-step trap follows MOV SS (SDM vol. 3, 6.8.3). If the next instruction calls a handler, no
+/// trap comes in that handler either.
 #[test]
 fn mov_ss_has_no_trap_of_its_own() {
     for next in [&[0xcc][..], &[0xcd, 3], &[0x0f, 0x05]] {
@@ -106,9 +107,9 @@ fn debugged(user: bool) -> Machine {
     m
 }
 
-/// A data breakpoint that MOV SS hits waits for the next instruction. Before INT1 the two make one debug
-/// exception. Before other instructions the breakpoint is a trap before the handler's first instruction, from
-/// user code too.
+/// If MOV SS hits a data breakpoint, the debug exception comes after the next instruction. If that instruction is
+/// INT1, INT1 and breakpoint make one debug exception. If that instruction is INT3, INT n or SYSCALL, the exception
+/// comes before its handler's first instruction. User code and privileged code behave alike.
 #[test]
 fn mov_ss_holds_a_data_breakpoint_back_into_the_next_instruction() {
     const READS_AND_WRITES: u64 = 3 << 16;
@@ -134,7 +135,7 @@ fn mov_ss_holds_a_data_breakpoint_back_into_the_next_instruction() {
     }
 }
 
-/// On AMD, MOV SS holds back traps but no faults.
+/// On AMD's processors, MOV SS delays traps but not faults.
 #[test]
 fn instruction_breakpoints_are_met_behind_mov_ss() {
     let mut m = debugged(false);
@@ -151,7 +152,8 @@ fn instruction_breakpoints_are_met_behind_mov_ss() {
     assert_eq!((m.stack64(0), m.state.dr6), (CODE + 2, ONES | 3), "with what MOV SS met");
 }
 
-/// Unlike after POPF and IRET, the trap does not wait for the next instruction.
+/// If SYSRET sets TF, the single-step trap comes right after SYSRET. If POPF or IRET sets TF, the trap comes after
+/// the next instruction.
 #[test]
 fn sysret_that_sets_tf_traps_at_once() {
     for (tf_before, tf_after) in [(false, true), (true, true), (true, false)] {
@@ -297,7 +299,8 @@ fn btf_traps_on_taken_branches_only() {
     assert_eq!(m.state.msrs.debugctl, 0, "the exception clears BTF");
 }
 
-/// The iterations of a repeated instruction are no branches, so no trap comes between them.
+/// The iterations of a repeated instruction do not count as branches, so no branch trap comes between two
+/// iterations.
 #[test]
 fn btf_does_not_trap_between_iterations() {
     let mut m = Machine::long();
@@ -411,7 +414,8 @@ fn returns_from_handlers_and_system_calls_are_trapped() {
     assert_eq!((m.cpu.steps(), m.cpu.rip()), (begin + 7, CODE + 0x100));
 }
 
-/// The delivery is a step of its own. The run stops after it even if its budget ends there.
+/// The delivery of an exception or interrupt is a separate step. The run reports the trap after this step even if
+/// the step is the last of the budget.
 #[test]
 fn deliveries_are_trapped_by_vector() {
     for budget in [2, 100] {
@@ -478,7 +482,7 @@ fn a_breakpoint_stops_beside_the_guest_s_own_and_not_where_the_run_began() {
     }
 }
 
-/// The CPU first recognises the breakpoint by its page offset.
+/// The breakpoint has the same page offset as RIP. The CPU compares the page offsets before it compares the pages.
 #[test]
 fn a_breakpoint_of_another_page_does_not_stop_where_nothing_is_mapped() {
     for flags in [0, RF] {

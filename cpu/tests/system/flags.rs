@@ -43,7 +43,7 @@ fn execute(instruction: &[u8], flags: u64, inputs: &[Input]) -> Vec<Output> {
         &[0x9d],
         instruction,
         &[0x9c, 0x8f, 0x47, 0x10],
-        // Stores RAX and RDX, and advances.
+        // Stores RAX and RDX, advances RSI and RDI, and counts R15 down.
         &[
             0x48, 0x89, 0x07, 0x48, 0x89, 0x57, 0x08, 0x48, 0x83, 0xc6, 24, 0x48, 0x83, 0xc7, 24, 0x49, 0xff,
             0xcf,
@@ -62,8 +62,8 @@ fn execute(instruction: &[u8], flags: u64, inputs: &[Input]) -> Vec<Output> {
     (0..inputs.len()).map(output).collect()
 }
 
-/// An instruction's encodings for operands of 8, 16, 32 and 64 bits. `opcode` is the opcode of the 32-bit
-/// form; the 8-bit form's opcode is one less. `rest` follows.
+/// An instruction's encodings for operands of 8, 16, 32 and 64 bits. `opcode` is the opcode of the 32-bit form; the
+/// 8-bit form's opcode is one less. `rest` is the bytes after the opcode.
 fn widths(opcode: &[u8], rest: &[u8]) -> [(u32, Vec<u8>); 4] {
     let (last, before) = opcode.split_last().expect("there is one");
     let byte = [before, &[last - 1], rest].concat();

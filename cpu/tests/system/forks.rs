@@ -1,5 +1,5 @@
-//! A process forks while its CPU stands between two runs. Each fork goes on with the translated code that it got, and
-//! changes that code for itself.
+//! A process forks while its CPU is between two runs. Each fork continues with its copy of the translated code, and
+//! changes only its own copy.
 
 use cpu::{Counts, CpuState, Stop};
 use iced_x86::code_asm::*;

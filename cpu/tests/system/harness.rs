@@ -56,7 +56,7 @@ pub struct FakeBus {
     pub ports: Vec<(u16, u8, u32)>,
     pub msrs: BTreeMap<u32, u64>,
     pub apic_disabled: bool,
-    /// A HLT followed by this byte reads this value from the clock.
+    /// The mark byte and a clock value. A HLT that is followed by the mark byte reads this clock value.
     pub time_reads: Option<(u8, u64)>,
     pub cr8: u64,
     pub acknowledged: u32,
@@ -134,7 +134,8 @@ impl Machine {
         state.gpr[4] = KERNEL_STACK;
         state.gdtr = TableRegister { base: GDT, limit: GDT_LIMIT };
         let mut cpu = Cpu::new(ram);
-        // The other test program with these tests translates all code at once.
+        // The test program `translated` has the same tests, but its CPU translates all code before its first
+        // execution.
         if !module_path!().starts_with("translated") {
             cpu.set_tier(Tier::Interpreter);
         } else {
@@ -278,14 +279,14 @@ impl Machine {
         self
     }
 
-    /// Assembles code for an address.
+    /// Assembles code that runs at `rip`, and writes it to physical memory at `address`.
     pub fn code_at(&self, bitness: u32, address: u64, rip: u64, write: impl FnOnce(&mut CodeAssembler)) {
         let mut assembler = CodeAssembler::new(bitness).expect("a valid bitness");
         write(&mut assembler);
         self.put(address, &assembler.assemble(rip).expect("the test's code assembles"));
     }
 
-    /// Runs from `state` until the CPU stops, for at most 1000 steps, and takes over the new state.
+    /// Runs from `state` until the CPU stops, for at most 1000 steps, and stores the new state in `state`.
     pub fn run(&mut self) -> Stop {
         self.run_steps(1000)
     }

@@ -130,7 +130,7 @@ fn virtual_8086_mode_traps_by_iopl() {
         assert_eq!(m.run_to_handler(), 13, "{name}");
         assert_eq!((m.stack32(0), m.stack32(1)), (0, 0x10), "{name}");
     }
-    // INT3 is not checked. With IOPL 3, INT n uses its gate.
+    // INT3 is not checked against IOPL. INT n uses its gate if IOPL is 3.
     for (iopl, bytes, vector) in [(0, &[0xcc][..], 3), (3 << 12, &[0xcd, 0x20][..], 0x20)] {
         let mut m = v86();
         m.state.rflags |= iopl;
@@ -214,9 +214,9 @@ fn a_task_gate_takes_an_exception_with_its_error_code() {
     assert_eq!(m.ram().load_u32(TSS + 32), CODE as u32, "the fault's address");
 }
 
-/// Two tasks that fault as soon as they are entered, each with a vector whose task gate leads to the other.
-/// Each task's TSS lies over its own descriptor. So leaving the task makes the task available again: EDI is
-/// the descriptor's upper half.
+/// Each of two tasks faults as soon as the CPU enters it. The task gate of this fault's vector leads to the other
+/// task. Each task's TSS overlaps its own descriptor: the TSS's field for EDI is the descriptor's upper half. So
+/// leaving the task stores EDI into the descriptor, which makes the task available again.
 #[test]
 fn tasks_that_lead_to_each_other_for_ever_shut_the_cpu_down() {
     const TABLE: u64 = 0x9_0000;
@@ -430,7 +430,8 @@ fn expand_down_segments_and_limits() {
     }
 }
 
-/// Operands without an address in the instruction: on the stack, and of strings.
+/// Tests implied operands, whose address is not in the instruction: operands on the stack, and operands of string
+/// instructions.
 #[test]
 fn implied_operands_have_limits_and_rights_too() {
     const UD2: [u8; 2] = [0x0f, 0x0b];

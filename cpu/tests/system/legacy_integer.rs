@@ -1,4 +1,4 @@
-//! Integer instructions of 32-bit code that 64-bit code does not have, or only in other widths (SDM vol. 2).
+//! Integer instructions of 32-bit code that 64-bit code does not have, or has only in other widths (SDM vol. 2).
 
 use cpu::Stop;
 
@@ -157,7 +157,7 @@ fn both_bounds_lie_within_the_segment() {
 
 #[test]
 fn calls_push_an_offset_of_the_operand_size() {
-    // Jumps over one HLT to the next, in a segment whose offsets fit 16 bits.
+    // Calls that skip one HLT and reach the next, in a segment whose offsets fit 16 bits.
     for (code, pushed) in [(&[0xe8, 1, 0, 0, 0, HLT][..], 4), (&[O16, 0xe8, 1, 0, HLT], 2)] {
         let mut m = machine(code);
         (m.state.segments[CS].base, m.state.rip) = (CODE, 0);
@@ -247,7 +247,8 @@ fn returns_pop_an_offset_of_the_operand_size() {
     for (code, popped) in cases {
         let mut m = machine(code);
         m.put(TARGET, &[HLT]);
-        // A RET that pops too many bytes would read something else above.
+        // The stack has other bytes above the return address. A RET that reads too many bytes would return to
+        // another offset.
         let offset = if code[0] == O16 { 0x7777_0000 | TARGET } else { TARGET };
         m.put64(KERNEL_STACK - 64, 0x7777_7777 << 32 | offset);
         m.state.gpr[4] = KERNEL_STACK - 64;
@@ -256,7 +257,8 @@ fn returns_pop_an_offset_of_the_operand_size() {
     }
 }
 
-/// The table is at the data segment's base plus BX, EBX or RBX. Sums wrap at the address width.
+/// XLAT's table is at the data segment's base plus BX, EBX or RBX. The sum of this register and AL wraps at the
+/// address width.
 #[test]
 fn xlat_looks_up_al_in_a_table() {
     // Mode, bytes, the base register, and the offset of entry 0x13.

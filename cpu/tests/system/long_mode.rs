@@ -412,7 +412,8 @@ fn external_interrupts_wait_for_if_and_the_shadow() {
     assert_eq!(m.stack64(2) & RF, 0);
 }
 
-/// The interrupt comes exactly one instruction after STI, although the block goes on with further instructions.
+/// The interrupt comes exactly one instruction after STI, although the CPU's block of decoded code has further
+/// instructions.
 #[test]
 fn an_interrupt_that_waited_comes_one_instruction_behind_sti() {
     let mut m = Machine::long();
@@ -521,7 +522,7 @@ fn a_push_to_a_stack_that_is_not_canonical_is_a_stack_fault() {
     assert_eq!((m.stack64(0), m.stack64(4)), (0, 1 << 60));
 }
 
-/// The delivery of the NMI finds no stack, and that fault's handler has its own stack. When this handler reads a
+/// The delivery of the NMI raises a stack fault, whose handler has its own stack. When this handler reads a
 /// misaligned operand from its stack, no trace of the failed delivery may remain.
 #[test]
 fn an_nmi_without_a_stack_leaves_nothing_behind() {
@@ -598,7 +599,7 @@ fn an_access_that_crosses_a_page_goes_on_where_that_is_mapped() {
         m.state.cr4 |= 1 << 9;
         m.state.gpr[1] = address;
         m.code(64, |a| {
-            // Twice, so that the second access finds both pages in the TLB.
+            // The load is executed twice, so that the second access finds both pages in the TLB.
             for register in [xmm1, xmm2] {
                 a.movdqu(register, xmmword_ptr(rcx)).unwrap();
             }
@@ -618,7 +619,7 @@ fn an_access_that_crosses_a_page_goes_on_where_that_is_mapped() {
     }
 }
 
-/// Loads an XMM register across the end of the lowest page. That page's address has no bits above the offset.
+/// Loads an XMM register across the end of the lowest page, whose address is 0.
 #[test]
 fn a_vector_that_leaves_the_lowest_page_ends_in_the_next() {
     const TABLE: u64 = 0xe_0000;

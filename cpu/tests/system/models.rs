@@ -6,7 +6,7 @@ use iced_x86::code_asm::*;
 
 use crate::harness::{CODE, DATA, Machine};
 
-/// One model of each kind that executes some instructions differently.
+/// Three CPU models. Each of them executes some instructions differently from the others.
 const MODELS: [CpuModel; 3] = [CpuModel::V2, CpuModel::V2Kvm, CpuModel::V2KvmTcg];
 const STACK_FAULT: u8 = 12;
 const GENERAL_PROTECTION: u8 = 13;
@@ -38,7 +38,7 @@ fn an_update_of_a_missing_page_faults_as_a_write_but_under_tcg_as_a_read() {
     assert_eq!(MODELS.map(|model| update_fault(model, 2, true)), [7, 7, 7]);
 }
 
-/// RFLAGS as pushed by an interrupt before the first instruction, with RF as given.
+/// The RFLAGS that an interrupt before the first instruction pushes, in a machine whose RF is `rf`.
 fn pushed_flags(model: CpuModel, rf: u64) -> u64 {
     let mut m = machine(model);
     m.state.rflags |= 0x200 | rf;

@@ -11,7 +11,7 @@ const TABLES_END: u64 = 0xa_0000;
 /// An address that a 4 KiB page of the other space maps to [`DATA`]. The current space maps this address to itself or
 /// not at all.
 const MOVED: u64 = 0x40_0000;
-/// An address in a page that is large in both spaces.
+/// An address in a page that both address spaces map by a large page.
 const SAME: u64 = DATA + 0x1008;
 /// An address that is not mapped in either space.
 const ABSENT: u64 = 0x3f00_0000;

@@ -1,4 +1,5 @@
-//! Several processors that take turns: a run that is cut anywhere, and restored there, is the same run.
+//! Several processors that take turns: a run that is cut and restored at any step gives the same result as an uncut
+//! run.
 
 use cpu::{
     Counts, Cpu, CpuState, EmptyBus, Hit, Met, Stop, TURN_STEPS, Trap, Traps, Turn, TurnPolicy, TurnRules,
@@ -14,7 +15,7 @@ const COUNT: usize = 3;
 const APART: u64 = 0x400;
 /// A word that all processors write.
 const SHARED: u64 = DATA;
-/// The words that each processor counts its rounds in.
+/// The words in which the processors count their rounds.
 const ROUNDS: u64 = DATA + 0x100;
 
 /// Processors that add to one word with different operations, and yield now and then. The last one halts.
@@ -47,8 +48,9 @@ fn racing() -> Machine {
 /// Steps that the first processor of [`spinning`] works.
 const WORK_STEPS: u64 = 3 * 500_000;
 
-/// The first processor works, and then tells the others, which spin for this without PAUSE. Each halts at its end. The loop
-/// of the second processor has two steps, and the loop of the third has six, with a call.
+/// The first processor works, and then sets a word in memory. The other processors spin without PAUSE until this
+/// word is set. Each processor halts at its end. The loop of the second processor has two steps, and the loop of
+/// the third has six, with a call.
 fn spinning() -> Machine {
     let machine = Machine::long();
     let code = |number: u64| CODE + APART * number;
@@ -138,12 +140,12 @@ fn run_to(cpu: &mut Cpu, steps: u64) {
     while cpu.steps() < steps {
         let origin = cpu.steps();
         let stop = cpu.run(&mut EmptyBus::default(), steps, origin);
-        // A CPU that asks for more given turns stops early.
+        // A CPU that needs further given turns stops early, with `Stop::Bus`.
         assert!(matches!(stop, Stop::Budget | Stop::Bus), "{stop:?} at {}", cpu.steps());
     }
 }
 
-/// Given turns of random processors and lengths.
+/// Turns to give to the CPU, with random processors and lengths.
 fn random_turns(count: usize) -> Vec<Turn> {
     let mut random = Rng::new(&[48]);
     let turns = (0..count).map(|_| {
@@ -182,7 +184,8 @@ fn cuts_move_no_end_of_a_spin() {
     }
 }
 
-/// Runs a machine twice: at once, and cut into random pieces. Returns its state after this number of steps.
+/// Runs a machine twice: in one piece, and cut into random pieces. Both runs must reach the same state. Returns the
+/// state after `steps` steps.
 fn must_be_the_same_in_pieces(machine: fn() -> Machine, rules: TurnRules, given: &[Turn], steps: u64) -> All {
     let mut whole = begin_of(machine(), rules);
     whole.give_turns(&mut EmptyBus::default(), given);
@@ -194,7 +197,8 @@ fn must_be_the_same_in_pieces(machine: fn() -> Machine, rules: TurnRules, given:
     cut.give_turns(&mut EmptyBus::default(), given);
     while cut.steps() < steps {
         let to = match random.below(4) {
-            // The end of a turn or a look for a spin, and their neighbours.
+            // Cut where the turn ends, or where the CPU next checks for a spin loop, or one step before or after
+            // that.
             0 => {
                 let next = (cut.steps() / TURN_STEPS + 1) * TURN_STEPS;
                 let distance =
@@ -235,9 +239,9 @@ fn processors_that_spin_without_pause_yield() {
         assert_eq!(cpu.ram().load_u64(ROUNDS), WORK_STEPS / 3, "the work is done");
         cpu.steps()
     };
-    // The two processors that do not yield take as many turns as the processor that works.
+    // The two spinning processors do not yield, so they take as many turns as the processor that works.
     assert!(steps_of(false) > 2 * WORK_STEPS, "{}", steps_of(false));
-    // A spin is found after 15,040 of the ring's 100,000 steps.
+    // The CPU finds a spin loop after 15,040 steps. Without that, each turn would have 100,000 steps.
     assert!(steps_of(true) < WORK_STEPS * 3 / 2, "{}", steps_of(true));
 }
 
@@ -281,7 +285,7 @@ fn the_turns_of_a_seed_can_be_given_to_another_machine() {
     given.give_turns(&mut EmptyBus::default(), &longer);
     assert_eq!(turns_to(&mut given, STEPS), turns);
     assert_eq!(All { turns: None, ..all(&given) }, All { turns: None, ..expected });
-    // After the last given turn, the policy decides.
+    // After the last given turn, the turn policy chooses the processors.
     run_to(&mut given, STEPS + 1);
     assert_eq!((given.waiting_turns(), given.turn_state()), (0, None));
 }
@@ -328,7 +332,8 @@ fn a_trap_stops_behind_the_last_step_of_every_turn() {
         if let Stop::Met(met) = trapped.run(&mut EmptyBus::default(), STEPS, origin) {
             let Met::Trap(Trap::Turn(from)) = met else { panic!("{met:?}") };
             assert_eq!((trapped.hits(), trapped.stepped_by()), (&[Hit::Trap(Trap::Turn(from))][..], from));
-            // Lending the seat to the processor whose turn has just ended changes nothing.
+            // `lend_seat` makes the CPU show the state of the processor whose turn has just ended. The call changes
+            // no state.
             let (before, parked) = (all(&trapped), trapped.state_of(from));
             let seat = trapped.lend_seat(from);
             assert_eq!((trapped.seat(), trapped.state()), (from, parked));
@@ -340,7 +345,7 @@ fn a_trap_stops_behind_the_last_step_of_every_turn() {
     assert_eq!(seen, turns);
     assert_eq!(all(&trapped), all(&stepped));
 
-    // A run of one step stops there, too.
+    // A run of one step also stops at the end of the turn.
     let mut one = begin();
     run_to(&mut one, turns[0].0 - 1);
     one.set_traps(Traps { turns: true, ..Traps::default() });

@@ -39,22 +39,22 @@ fn cpuid_names_the_model() {
 #[test]
 fn cpuid_has_all_of_x86_64_v2_and_nothing_of_v3s_vectors() {
     let [_, _, c1, d1] = cpuid(1, 0);
-    // CX16, POPCNT, SSE3, SSE4.1, SSE4.2, SSSE3.
+    // These bits of ECX show CX16, POPCNT, SSE3, SSE4.1, SSE4.2 and SSSE3.
     for bit in [13, 23, 0, 19, 20, 9] {
         assert_ne!(c1 & 1 << bit, 0, "leaf 1 ECX bit {bit}");
     }
-    // FPU, CX8, CMOV, MMX, FXSR, SSE, SSE2.
+    // These bits of EDX show FPU, CX8, CMOV, MMX, FXSR, SSE and SSE2.
     for bit in [0, 8, 15, 23, 24, 25, 26] {
         assert_ne!(d1 & 1 << bit, 0, "leaf 1 EDX bit {bit}");
     }
     let [_, _, c, d] = cpuid(0x8000_0001, 0);
     assert_ne!(c & 1, 0, "LAHF");
     assert_ne!(d & 1 << 11, 0, "SYSCALL");
-    // MONITOR, FMA, AVX, F16C, RDRAND.
+    // These bits of ECX would show MONITOR, FMA, AVX, F16C and RDRAND.
     for bit in [3, 12, 28, 29, 30] {
         assert_eq!(c1 & 1 << bit, 0, "leaf 1 ECX bit {bit}");
     }
-    // HLE, AVX2, RTM, RDSEED.
+    // These bits of EBX would show HLE, AVX2, RTM and RDSEED.
     for bit in [4, 5, 11, 18] {
         assert_eq!(cpuid(7, 0)[1] & 1 << bit, 0, "leaf 7 EBX bit {bit}");
     }

@@ -50,7 +50,7 @@ impl Verb {
         }
     }
 
-    /// The registers that address its operands.
+    /// The registers that hold the addresses of the instruction's operands.
     fn pointers(self) -> &'static [usize] {
         match self {
             Movs | Cmps => &[RSI, RDI],
@@ -225,12 +225,12 @@ impl Model {
 struct Case {
     count: u64,
     down: bool,
-    /// Whether elements are equal before the fourth element and different there, or vice versa.
+    /// If true, all compared elements but the fourth are equal. If false, only the fourth element is equal.
     equal_first: bool,
     accumulator: u64,
 }
 
-/// All bytes of equal elements.
+/// The value of all bytes of an element that compares as equal.
 const EQUAL: u8 = 0x44;
 
 /// Offsets of the first elements of source and target. Both operands cross a page's end. With 16-bit addresses, the
@@ -427,7 +427,8 @@ fn an_instruction_that_writes_over_itself_ends() {
     }
 }
 
-/// Elements end where the page does. The first element that does not fit faults and has no effect.
+/// The string reaches a page that is not present. The first element that is not entirely before this page faults,
+/// and has no effect.
 #[test]
 fn a_repetition_faults_where_a_page_is_missing() {
     const MISSING: u64 = DATA + 0x5000;

@@ -15,7 +15,8 @@ const RIGHT: u64 = 0xb_0000;
 /// tables map PAGE to RIGHT.
 const OTHERS: u64 = 0xc_0000;
 
-/// Writes the page's routine, at its start, and its word.
+/// Writes a routine to the start of a RAM page, and a word to the middle of this page. The routine and the word
+/// contain `value`.
 fn furnish(m: &Machine, page: u64, value: i32) {
     m.code_at(64, page, PAGE, |a| {
         a.lea(ebx, dword_ptr(ebx + ebx * 8 + value)).unwrap();
@@ -42,7 +43,7 @@ fn machine() -> Machine {
     m
 }
 
-/// Calls the routine in PAGE. Multiplies RSI by nine and adds the page's word.
+/// Emits code that calls the routine in PAGE, multiplies RSI by nine, and adds PAGE's word to RSI.
 fn look(a: &mut CodeAssembler) {
     a.mov(rdx, PAGE).unwrap();
     a.call(rdx).unwrap();
@@ -57,8 +58,8 @@ fn write64(a: &mut CodeAssembler, address: u64, value: u64) {
     a.mov(qword_ptr(rdx), rax).unwrap();
 }
 
-/// Runs the code to its end. RBX and RSI must then both hold the sum that results if PAGE had these values, one after
-/// the other.
+/// Runs the code to its end. RBX and RSI must then both hold the sum that results if each [`look`] found the next
+/// of these values in PAGE.
 fn expect(m: &mut Machine, values: &[u64]) {
     assert_eq!(m.run_steps(10_000), Stop::Halted);
     let expected = values.iter().fold(0, |sum, value| sum * 9 + value);
@@ -67,7 +68,7 @@ fn expect(m: &mut Machine, values: &[u64]) {
 
 #[test]
 fn an_entry_of_any_level_that_changes_leads_elsewhere() {
-    // The first entry of the page directory, of the pointer table, and of the topmost table.
+    // The test changes the first entry of the page directory, of the pointer table, and of the topmost table.
     for level in 0..3 {
         let entry = TABLES + 0x2000 - 0x1000 * level;
         let mut m = machine();
@@ -107,8 +108,8 @@ fn a_large_page_that_becomes_a_table_is_one() {
 
 #[test]
 fn a_table_with_many_writes_is_still_a_table() {
-    // For each level, a table of another address space. The table's upper half is written so often that the
-    // page counts as other memory.
+    // The test writes to a table of another address space, at each level. With 200 writes to the table's upper
+    // half, the CPU takes the page for ordinary memory.
     for (level, count) in (0..4).flat_map(|level| [(level, 40), (level, 200)]) {
         let mut m = machine();
         let root = OTHERS + 0x3000;
@@ -293,8 +294,8 @@ fn walks_set_accessed_and_dirty_bits_and_nothing_else() {
     }
 }
 
-/// Two roots of 32-bit paging with equal first entries. Read as an entry of 4-level paging, they would cover the lowest
-/// 512 GiB.
+/// Two page directories of 32-bit paging have equal first entries. In 4-level paging, equal first entries of the
+/// roots would mean that the lowest 512 GiB are mapped alike.
 #[test]
 fn roots_of_32_bit_paging_share_what_all_their_entries_share() {
     let mut m = Machine::protected();

@@ -85,7 +85,7 @@ fn the_second_page_of_an_access_is_watched_by_either_address() {
         let hits = hits_of_write(&mut m, behind - 4, &[point]);
         assert_eq!(hits.iter().map(|hit| hit.address).collect::<Vec<_>>(), [address], "{space:?}");
     }
-    // The frame that follows the first one in RAM is not written.
+    // The access does not write to the frame that follows DATA's frame in RAM.
     for address in [behind, frame + 4] {
         let point = watch(AddressKind::Physical, address, 1, WatchKind::Write);
         assert_eq!(hits_of_write(&mut m, behind - 4, &[point]), [], "{address:#x}");
@@ -142,7 +142,8 @@ fn a_breakpoint_where_nothing_is_stops_with_and_without_traps() {
     }
 }
 
-/// RF means that this instruction has already faulted, and its breakpoint counted then.
+/// RF means that this instruction has already been restarted after a fault. The breakpoint was reported at the
+/// first attempt, before the fault.
 #[test]
 fn a_breakpoint_where_nothing_is_does_not_stop_under_rf() {
     for flags in [RF, TF | RF] {
@@ -187,7 +188,7 @@ fn a_breakpoint_counts_once_where_its_instruction_faults_first() {
     }
 }
 
-/// The breakpoint stands at the instruction under an interrupt shadow.
+/// The breakpoint is at the instruction after STI, in the interrupt shadow.
 #[test]
 fn a_breakpoint_where_nothing_is_stops_in_a_shadow() {
     let end = DATA + 0x2fff;
@@ -207,7 +208,7 @@ fn an_access_ends_in_its_second_page() {
     // Eight bytes, of which the last three are in the next page.
     let address = DATA + 0x1000 - 5;
     for (kind, write) in [(WatchKind::Read, false), (WatchKind::Write, true)] {
-        // Distance of the watched byte, and whether it is hit.
+        // The distance of the watched byte from `address`, and whether the access hits this byte.
         for (distance, hit) in
             [(-1, false), (0, true), (4, true), (5, true), (7, true), (8, false), (12, false)]
         {

@@ -1,4 +1,5 @@
-//! Observers receive the same happenings on every tier and under every cut of a run, and the guest cannot see them.
+//! Observers receive the same happenings (fetches, loads, stores, branches and so on) from the interpreter and the
+//! translator, wherever a run is cut. The guest cannot see the observers.
 
 use std::any::Any;
 use std::ops::ControlFlow;
@@ -32,7 +33,7 @@ const ALIAS: u64 = 0x20_0000;
 struct Seen {
     at: At,
     what: Happening,
-    /// RIP, RAX and RSP of the CPU at that point.
+    /// RIP, RAX and RSP of the CPU when the observer received the happening.
     registers: [u64; 3],
     /// The linear and the physical address of RIP.
     code: [u64; 2],
@@ -279,7 +280,7 @@ fn is_in(places: &Places, address: u64, physical: u64, length: u64) -> bool {
     }
 }
 
-/// Whether a happening is wanted.
+/// Whether `wants` asks for a happening.
 fn is_wanted(wants: &Wants, seen: &Seen) -> bool {
     match &seen.what {
         Happening::Fetch => is_in(&wants.fetches, seen.code[0], seen.code[1], 1),
@@ -305,7 +306,8 @@ fn place(space: AddressKind, first: u64, bytes: u64) -> Place {
     Place { space, addresses: first..=first + bytes - 1 }
 }
 
-/// Wants of all kinds. Some wants follow from the happenings of the run.
+/// Sets of happenings that an observer asks for, of all kinds. Some sets are chosen from the happenings of an
+/// earlier run.
 fn choices(random: &mut Random, all: &[Seen]) -> Vec<Wants> {
     let rips: Vec<u64> = all.iter().map(|seen| seen.at.rip).collect();
     let mut rip = || rips[random.below(rips.len() as u64) as usize];
@@ -345,8 +347,9 @@ fn same_seen(found: &[Seen], expected: &[Seen], what: &str) {
     assert!(found == expected, "{what}: number {at} is\n{:x?}\nnot\n{:x?}", found.get(at), expected.get(at));
 }
 
-/// Checks all happenings, and the wanted ones, on every tier and under any cuts. Returns the number of wanted
-/// happenings for each choice.
+/// Checks that observers receive the same happenings on every tier and under any cuts. One observer wants all
+/// happenings, and one observer wants each set in [`choices`]. Returns the number of received happenings for each
+/// set.
 fn check(make: &dyn Fn() -> Machine, seed: u64) -> Vec<usize> {
     let unseen = run(make, Tier::Interpreter, None, None);
     let log = |wants: &Wants| Some(Log { wants: wants.clone(), ..Log::default() });

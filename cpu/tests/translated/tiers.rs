@@ -5,16 +5,16 @@ use iced_x86::code_asm::*;
 
 use crate::harness::*;
 
-/// The tiers for most machines.
+/// The tiers (interpreter and translators) that run most test machines.
 const TIERS: [Tier; 3] =
     [Tier::Interpreter, translator(Parts::ALL), Tier::Translator { after: 3, parts: Parts::ALL }];
 
-/// The translator for all code, with some of its parts.
+/// The translator for all code, with the given optimisations switched on.
 const fn translator(parts: Parts) -> Tier {
     Tier::Translator { after: 0, parts }
 }
 
-/// The translator without any parts, and without each single part.
+/// The translator without any optimisation, and the translators without one of the optimisations.
 fn tiers_without_parts() -> impl Iterator<Item = Tier> {
     let without_each = Part::ALL.map(|part| translator(Parts::ALL.without(part)));
     [translator(Parts::NONE)].into_iter().chain(without_each)
@@ -45,7 +45,7 @@ fn same(make: impl Fn() -> Machine, steps: u64) -> CpuState {
     same_counts(make, steps).0
 }
 
-/// As [`same`], and also returns the counts.
+/// As [`same`], but also returns the counts.
 fn same_counts(make: impl Fn() -> Machine, steps: u64) -> (CpuState, Counts) {
     let expected = run(&make, Tier::Interpreter, steps, 1);
     let all = [1, 2, 3, 5, 7, 64, steps];
@@ -265,7 +265,7 @@ fn a_branch_out_of_the_canonical_addresses_faults_itself() {
 
 #[test]
 fn one_page_at_many_addresses_is_executed_as_written_at_all_of_them() {
-    // More addresses than a block has places.
+    // The number of addresses of the page. A block can have its code at fewer addresses at one time.
     const ALIASES: u64 = 7;
     let make = || {
         let mut m = Machine::long();
@@ -315,8 +315,8 @@ fn map(m: &Machine, linear: u64, ram: u64, pages: u64, free: &mut u64) {
 
 #[test]
 fn a_library_is_at_home_at_every_address() {
-    // Addresses of all kinds of encodings. There are more addresses of each kind than a block has places, and
-    // some addresses are used twice in a round.
+    // The addresses of the library. Together they need all encodings of an address. There are more addresses than a
+    // block can have its code at, and a round uses some addresses twice.
     let bases = [
         0x7f12_3456_7000,
         0x7f12_3470_1000,
@@ -380,8 +380,8 @@ fn a_library_is_at_home_at_every_address() {
     assert_eq!(end.gpr[7], ROUNDS * bases.len() as u64);
     let mut library = vec![0; 0x3000];
     make().ram().read_bytes(DATA, &mut library);
-    // The library begins with a seven-byte LEA and has a five-byte call. Each run found its word, and every
-    // second run found a return address.
+    // The library begins with a seven-byte LEA and has a five-byte call. Each call of the library added the address
+    // of its word to RSI, and every second call added a return address.
     let displacement = i32::from_le_bytes(library[3..7].try_into().expect("there are four")) as u64;
     let call = library.iter().position(|&byte| byte == 0xe8).expect("there is a call") as u64;
     let calls = std::iter::repeat_n(bases, ROUNDS as usize).flatten();
@@ -474,7 +474,8 @@ fn breakpoints_at_one_offset_of_two_pages_come_and_go() {
             let page = if n % 3 == 0 { OTHER } else { DATA };
             let nowhere = (AddressKind::Linear, CODE + 0x1003);
             m.cpu.set_breakpoints([(space, page + 3), nowhere]);
-            // Meanwhile, code with the breakpoints' offset in another page is translated again.
+            // During these runs, the CPU translates code in another page again that has the breakpoints' page
+            // offset.
             for _ in 0..20 {
                 let origin = m.cpu.steps();
                 assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, origin), Stop::Met(Met::Breakpoint));
@@ -653,7 +654,8 @@ fn what_iopl_allows_makes_nothing_else_privileged() {
     }
 }
 
-/// A page table is executed. A store sets the dirty bit of its page's entry, which is code after the store.
+/// A page table is executed. A store sets the dirty bit of its page's entry. This entry is part of the code after
+/// the store.
 #[test]
 fn an_entry_that_a_walk_changes_is_executed_as_changed() {
     let (page, other) = (DATA + 0x4000, DATA + 0x2000);
@@ -765,8 +767,8 @@ fn flags_that_nobody_wrote_are_found_wherever_a_block_is_left() {
 #[test]
 fn bit_manipulation_of_anything_into_anything() {
     type Part = fn(&mut CodeAssembler);
-    // Operands in guest registers with a host register, in guest registers in the frame, and in memory, in
-    // both sizes. R12 counts.
+    // Operands of both sizes are in memory, in guest registers that have a host register, and in guest registers in
+    // the frame.
     let parts: [Part; 22] = [
         |a| a.andn(eax, ebx, dword_ptr(r13)).unwrap(),
         |a| a.andn(r9, r10, rdx).unwrap(),

@@ -116,8 +116,8 @@ fn same(code: Code, ours: &Machine, theirs: &Machine) -> bool {
     if is_transcendental(code) {
         let borderline = theirs.registers[..2].iter().any(|&register| is_borderline(register));
         if borderline && theirs.control & UE == 0 {
-            // The processor or our CPU may have an unmasked underflow that the other has not. The two results then look
-            // entirely different.
+            // One of the processor and our CPU may have an unmasked underflow, and the other may have none. The two
+            // results then look entirely different.
             return true;
         }
         let uncertain = C1 | if borderline { UE } else { 0 };

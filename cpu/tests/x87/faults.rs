@@ -200,7 +200,7 @@ fn environment_layouts() {
     state.fpu.opcode = 0x5a5;
     state.fpu.instruction_pointer = 0x1234_5678;
     state.fpu.data_pointer = 0x9abc_def0;
-    // Deprecated selectors are neither stored nor loaded.
+    // The selectors of the x87 pointers, which are deprecated, are neither stored nor loaded.
     (state.fpu.instruction_selector, state.fpu.data_selector) = (0x10, 0x18);
     let narrow_protected = "7f02 0038 ff3f 7856 0000 f0de 0000";
     let narrow_real = "7f02 0038 ff3f 7856 a545 f0de 00c0";

@@ -61,7 +61,7 @@ impl Guest {
         (after, vector)
     }
 
-    /// As [`Guest::run`], for a state that the processor can also have.
+    /// As [`Guest::run`], but with a [`Machine`], the form of state that our CPU and the processor share.
     pub fn run_machine(&mut self, machine: &Machine, instruction: &[u8]) -> (Machine, Option<u8>) {
         self.write_data(&machine.memory);
         let mut state = Guest::initial();

@@ -52,8 +52,8 @@ impl Host {
             rax: u64::from(machine.ax),
             rcx: self.data.as_ptr() as u64,
         };
-        // SAFETY: the page holds a function of this type, which saves what the calling convention preserves. The caller
-        // promises that the instruction between prologue and epilogue behaves.
+        // SAFETY: the page holds a function of this type, which saves what the calling convention preserves. The
+        // caller promises that the instruction between prologue and epilogue has only the allowed effects.
         unsafe {
             let function: extern "sysv64" fn(*mut Registers) = std::mem::transmute(self.code.as_ptr());
             function(&mut registers);

@@ -17,8 +17,8 @@ pub(crate) const KEPT: u8 = 31;
 #[repr(C)]
 #[derive(Clone)]
 pub struct Frame {
-    /// The counter, at the entry to generated code and at the exit. The upper 40 bits are the remaining steps, and the
-    /// lower 24 bits count conditional branches.
+    /// The value of the counter before generated code runs, and after generated code has run. The upper 40 bits are
+    /// the remaining steps, and the lower 24 bits count conditional branches.
     pub(crate) counter: i64,
     /// The arithmetic flags while generated code runs: a [`FlagImage`], or the recipe that computes them from
     /// registers.
@@ -48,16 +48,17 @@ pub struct Frame {
     pub(crate) addends: [u64; ADDENDS],
     /// General registers 0 to 15, then the interpreter's extra registers; at [`KEPT`], the saved operand of a shift.
     pub regs: [u64; 32],
-    /// Segment bases by slot.
+    /// The bases of the segments, indexed by the number of the segment register.
     pub seg_base: [u64; 8],
-    /// Selectors of the segment registers, by slot.
+    /// The selectors of the segment registers, indexed in the same way as `seg_base`.
     pub selectors: [u16; 8],
     /// The address that missed in the TLB, if generated code exited for that reason: `missed[0]` for a read,
     /// `missed[1]` for a write. Zero means no such address.
     pub(crate) missed: [u64; 2],
     /// The XMM registers.
     pub xmm: [u128; 16],
-    /// The TLB addends that loads in small loops expect: the addends of the previous round.
+    /// The TLB addends (host address minus guest address) that loads in small loops expect. A load expects the
+    /// addend that it found in the loop's previous round.
     pub(crate) expected: [u64; EXPECTED],
 }
 

@@ -1,6 +1,6 @@
-//! One table of branch targets for all address spaces. Indirect branches, and direct ones that leave their page, find
-//! the code of their target here. An entry is valid while the TLB maps the target's page as it did when the target was
-//! remembered.
+//! One table of branch targets for all address spaces. Indirect branches, and direct branches to another page, find
+//! the code of their target in this table. An entry is valid while the TLB maps the target's page as it did when
+//! the target was remembered.
 
 /// Binary logarithm of the number of slots.
 pub(crate) const JUMP_BITS: u32 = 16;
@@ -43,7 +43,7 @@ impl Jumps {
         self.0.as_ptr()
     }
 
-    /// The remembered code of a target.
+    /// The table's entry with the code of a target, if there is one.
     #[inline]
     pub fn find(&self, rip: u64, addend: u64) -> Option<&JumpSlot> {
         let first = slot_of(rip);
@@ -59,13 +59,13 @@ impl Jumps {
             self.0[first] = new;
             return;
         }
-        // The neighbour slot may be the old entry's first or second slot, so the old entry stays reachable. The table
-        // can also hold the same address with another page of RAM.
+        // The neighbour slot may be the old entry's first or second slot, so the old entry stays reachable. The
+        // table can also hold two entries for one address, with different pages of RAM.
         self.0[first ^ 1] = old;
         self.0[first] = new;
     }
 
-    /// Forgets a target, if it still leads to the block.
+    /// Removes the entry of the target `rip`, if the entry is for the block with this number.
     pub fn forget(&mut self, rip: u64, number: u32) {
         let first = slot_of(rip);
         for slot in [first, first ^ 1] {
@@ -75,7 +75,7 @@ impl Jumps {
         }
     }
 
-    /// Forgets all targets.
+    /// Removes all entries.
     pub fn clear(&mut self) {
         self.0.fill(JumpSlot::EMPTY);
     }

@@ -19,13 +19,14 @@
 //! The translator works beside the interpreter. The interpreter decodes blocks, executes blocks that are not worth
 //! translating, and executes instructions that generated code exits for.
 //!
-//! Generated code counts steps and conditional branches exactly. Entering a block charges all its steps, and the block
-//! exits before its first instruction if the budget is too small. If a block exits in the middle, the steps that did
-//! not run are given back. At every exit, registers, flags and memory are exact for that instruction.
+//! Generated code counts steps and conditional branches exactly. Entering a block charges all its steps, and the
+//! block exits before its first instruction if the budget is too small. If a block exits in the middle, the steps
+//! that did not run are added to the budget again. At every exit, registers, flags and memory are exact for that
+//! instruction.
 //!
 //! Generated code exits for addresses that the TLB does not map, instructions that are not translated, faults, and
-//! targets that are not known yet. Then [`Translator::run`] returns the place ([`At`]) that the guest has reached, and
-//! the caller continues from there.
+//! targets that are not known yet. Then [`Translator::run`] returns the place ([`At`]) that the guest has reached,
+//! and the caller continues from this place.
 //!
 //! On hosts that are not x86-64 the interface is the same, and [`Translator::new`] returns `None`.
 
@@ -56,8 +57,8 @@ pub const MAX_STEPS: u64 = 1 << 23;
 pub enum Undefined {
     /// Keep the values of the host's processor.
     AsOnTheHost,
-    /// Invert undefined results, at a cost: for tests that no undefined value reaches the guest's state on
-    /// any processor.
+    /// Invert undefined results, which makes code slower. Tests use this mode to show that no undefined value
+    /// reaches the guest's state on any processor.
     Inverted,
 }
 
@@ -120,14 +121,14 @@ pub struct Link {
 /// Where generated code exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
-    /// Before a block at this address, because the budget does not allow the whole block.
+    /// Generated code exited before a block at this address, because the budget does not allow the whole block.
     Block(u64),
-    /// At the end of a block, or before a block whose code was dropped. Gives the next address, and the link that can
-    /// lead to its code.
+    /// Generated code exited at the end of a block, or before a block whose code was dropped. The fields are the
+    /// next guest address, and the link to its code, if the exit can be linked.
     Edge(u64, Option<Link>),
-    /// Before an instruction, which the interpreter must execute.
+    /// Generated code exited before an instruction that the interpreter must execute.
     Instruction {
-        /// Address of the first instruction of its block.
+        /// Address of the first instruction of the instruction's block.
         rip: u64,
         /// The token that the caller gave the block of `rip`.
         token: u32,
@@ -158,7 +159,7 @@ pub struct Resume {
     /// Offset of the code.
     offset: usize,
     generation: u32,
-    /// Remaining steps of the block.
+    /// The number of steps of the block that remain from this place on.
     pub steps: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The translator's interface on other hosts, where no translator can be made.
+//! The translator's interface on hosts that are not x86-64, where no translator can be made.
 
 use crate::{Entry, Guest, Left, Link, Parts, Resume, Source, TlbSlot, Undefined};
 

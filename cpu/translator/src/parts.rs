@@ -7,10 +7,11 @@
 pub enum Part {
     /// Accesses of a block whose addresses differ by known constants share one TLB check.
     Groups,
-    /// If the check of a group fails, the block continues in a copy of itself that checks every access. Without this
-    /// part, the interpreter executes the rest of the block.
+    /// If the check of a group fails, the block continues in a copy of itself that checks every access. Without
+    /// this optimisation, the interpreter executes the rest of the block.
     Twins,
-    /// In a small loop, a load expects the TLB addend that it found in the loop's previous round.
+    /// In a small loop, a load uses the TLB addend of the loop's previous round before the load's TLB check has
+    /// ended.
     ExpectedAddends,
     /// Flags that can be computed from registers are not written.
     Recipes,
@@ -38,7 +39,7 @@ impl Part {
         Part::Reentries,
     ];
 
-    /// The part's name on command lines.
+    /// The optimisation's name on command lines.
     pub fn name(self) -> &'static str {
         match self {
             Part::Groups => "groups",
@@ -52,7 +53,7 @@ impl Part {
         }
     }
 
-    /// The part with a name.
+    /// The optimisation with this name, if there is one.
     pub fn named(name: &str) -> Option<Part> {
         Part::ALL.into_iter().find(|part| part.name() == name)
     }
@@ -63,23 +64,23 @@ impl Part {
 pub struct Parts(u8);
 
 impl Parts {
-    /// Every part, which is the translator's default.
+    /// Every optimisation, which is the translator's default.
     pub const ALL: Parts = Parts(u8::MAX);
     /// No part.
     pub const NONE: Parts = Parts(0);
 
-    /// Whether a part is in the set.
+    /// Whether an optimisation is in the set.
     pub fn has(self, part: Part) -> bool {
         self.0 >> part as u8 & 1 != 0
     }
 
-    /// The set with a part.
+    /// The set with this optimisation added.
     #[must_use]
     pub fn with(self, part: Part) -> Parts {
         Parts(self.0 | 1 << part as u8)
     }
 
-    /// The set without a part.
+    /// The set with this optimisation removed.
     #[must_use]
     pub fn without(self, part: Part) -> Parts {
         Parts(self.0 & !(1 << part as u8))

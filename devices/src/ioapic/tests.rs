@@ -15,7 +15,7 @@ fn program(chip: &mut IoApic, pin: u8, low: u32, high: u32) {
     write_register(chip, 0x10 + 2 * pin, low);
 }
 
-/// The vectors that one call of `service` sends, all accepted.
+/// Returns the vectors that one call of `service` sends. Every message is accepted.
 fn sent(chip: &mut IoApic) -> Vec<u8> {
     let mut vectors = Vec::new();
     chip.service(|message| {
@@ -86,7 +86,8 @@ fn a_refused_level_is_tried_again_and_a_refused_edge_is_lost() {
     }
 }
 
-/// Linux clears remote IRR on old versions by masking and switching to edge and back.
+/// On old versions of the I/O APIC, Linux clears remote IRR by masking the pin and switching to edge triggered and
+/// back.
 #[test]
 fn switching_to_edge_and_back_clears_remote_irr() {
     let mut chip = IoApic::new();

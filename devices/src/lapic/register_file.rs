@@ -18,10 +18,10 @@ pub(super) struct RegisterFile {
     pub(super) svr: u32,
     /// ESR, as latched by the last write to it.
     pub(super) esr: u32,
-    /// Errors since that write.
+    /// Errors since the last write to ESR.
     pub(super) errors: u32,
     pub(super) icr: u64,
-    /// CMCI, timer, thermal, performance, LINT0, LINT1, error.
+    /// The entries of the local vector table: CMCI, timer, thermal, performance, LINT0, LINT1, error.
     pub(super) lvt: [u32; 7],
     pub(super) timer: TimerStateV1,
     /// Levels of the two local interrupt pins.

@@ -32,10 +32,10 @@ const DIVIDE: u32 = 0x3E;
 const SELF_IPI: u32 = 0x3F;
 
 const SVR_WRITABLE: u32 = 0x3FF;
-/// Delivery status (bit 12) is read only, and zero because sending takes no time.
+/// Writable bits of the ICR. Delivery status (bit 12) is read only, and zero because sending takes no time.
 const ICR_WRITABLE: u32 = 0x000C_CFFF;
 const DIVIDE_WRITABLE: u32 = 0x0B;
-/// Writable bits of the entries, in the order of `RegisterFile::lvt`.
+/// Writable bits of the entries of the local vector table, in the order of `RegisterFile::lvt`.
 const LVT_WRITABLE: [u32; 7] = [0x107FF, 0x700FF, 0x107FF, 0x107FF, 0x1A7FF, 0x1A7FF, 0x100FF];
 /// Bits that may be written as one in x2APIC mode but do not change: delivery status, remote IRR.
 const LVT_READ_ONLY: u32 = 0x5000;
@@ -45,7 +45,7 @@ impl LocalApic {
     pub fn read(&mut self, offset: u64, now_ns: u64) -> u32 {
         let register = (offset >> 4) as u32;
         if matches!(register, EOI | APR | RRD) || offset & 0x0C != 0 {
-            // Write-only, always zero, or between two registers.
+            // The register is write-only or always zero, or `offset` lies between two registers.
             return 0;
         }
         self.read_register(register, now_ns).unwrap_or_else(|| {
@@ -81,7 +81,7 @@ impl LocalApic {
     pub(super) fn read_x2apic(&mut self, register: u32, now_ns: u64) -> Result<u64, GeneralProtection> {
         match register {
             ICR => Ok(self.s.icr),
-            // Write-only, or absent in this mode.
+            // These registers are write-only, or absent in x2APIC mode.
             EOI | DFR | ICR_HIGH | SELF_IPI => Err(GeneralProtection),
             LDR => Ok(u64::from(self.x2apic_ldr())),
             _ => self.read_register(register, now_ns).map(u64::from).ok_or(GeneralProtection),
@@ -144,7 +144,7 @@ impl LocalApic {
             TPR => self.s.tpr = value as u8,
             EOI => self.end_of_interrupt(),
             SVR => self.write_spurious_vector(value & SVR_WRITABLE),
-            // A write latches the errors since the last write, and clears them.
+            // A write to ESR latches the errors since the last write to ESR, and clears these errors.
             ESR => self.s.esr = std::mem::take(&mut self.s.errors),
             INITIAL_COUNT => self.timer().set_initial_count(value, now_ns),
             DIVIDE => self.timer().set_divide(value & DIVIDE_WRITABLE, now_ns),

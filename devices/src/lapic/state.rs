@@ -12,7 +12,8 @@ pub struct LapicStateV1 {
     /// IA32_APIC_BASE.
     pub(super) base: u64,
     tpr: u8,
-    /// Sets of vectors have the layout of the eight 32-bit registers that the guest reads.
+    /// The requested vectors (IRR). This set of vectors and the next two have the layout of the eight 32-bit
+    /// registers that the guest reads.
     requested: [u32; 8],
     in_service: [u32; 8],
     trigger_mode: [u32; 8],
@@ -25,7 +26,7 @@ pub struct LapicStateV1 {
     /// Errors since the last write to ESR.
     errors: u32,
     icr: u64,
-    /// CMCI, timer, thermal, performance, LINT0, LINT1, error.
+    /// The entries of the local vector table: CMCI, timer, thermal, performance, LINT0, LINT1, error.
     lvt: [u32; 7],
     timer: TimerStateV1,
     /// Levels of the two local interrupt pins.

@@ -334,7 +334,7 @@ fn disabling_resets_and_relocating_moves_the_page() {
 fn x2apic_registers() {
     let mut apic = x2apic();
     assert_eq!(apic.mmio_base(), None);
-    // MSR, whether it can be read, whether 0 can be written.
+    // Each row has an MSR, whether the MSR can be read, and whether 0 can be written.
     for (index, readable, writable) in [
         (0x802, true, false),
         (0x803, true, false),
@@ -394,7 +394,8 @@ fn three() -> [LocalApic; 3] {
     })
 }
 
-/// Sends a message from the first processor. Returns whether the others were addressed.
+/// Sends a message from the first processor. Returns for each of the other two processors whether the message
+/// addressed it.
 fn send(apics: &mut [LocalApic; 3], destination: u32, command: u32) -> [bool; 2] {
     apics[0].write(ICR_HIGH, destination << 24, 0);
     apics[0].write(ICR_LOW, command, 0);

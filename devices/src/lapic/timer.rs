@@ -16,7 +16,7 @@ pub struct TimerStateV1 {
     pub(super) expiry_ns: Option<u64>,
 }
 
-/// The timer's rules over its state and its entry in the local vector table.
+/// The timer: its state, and its mode from its entry in the local vector table.
 pub(super) struct Timer<'a> {
     s: &'a mut TimerStateV1,
     mode: u32,
@@ -65,7 +65,8 @@ impl<'a> Timer<'a> {
         }
     }
 
-    /// Follows a change of the vector table entry. Moving into or out of TSC-deadline mode disarms the timer.
+    /// Sets the mode from the timer's new entry in the local vector table. Moving into or out of TSC-deadline mode
+    /// disarms the timer.
     pub fn change_mode(&mut self, entry: u32) {
         let mode = mode(entry);
         if (mode == MODE_TSC_DEADLINE) != (self.mode == MODE_TSC_DEADLINE) {

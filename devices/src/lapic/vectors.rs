@@ -27,12 +27,12 @@ impl VectorSet {
         Some((word * 32 + 31) as u8 - self.0[word].leading_zeros() as u8)
     }
 
-    /// The 32-bit registers.
+    /// The set as its eight 32-bit registers.
     pub(super) fn words(&self) -> [u32; 8] {
         self.0
     }
 
-    /// The set with these registers.
+    /// Builds the set from its eight 32-bit registers.
     pub(super) fn from_words(words: [u32; 8]) -> VectorSet {
         VectorSet(words)
     }

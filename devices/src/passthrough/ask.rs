@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 /// A part of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RegionV1 {
-    /// A base address register's range.
+    /// The range of the base address register with this number.
     Bar(u8),
     /// Configuration space.
     Config,
-    /// Port I/O ranges.
+    /// The device's ranges of I/O ports.
     Ports,
 }
 
@@ -19,18 +19,18 @@ pub enum RegionV1 {
 pub enum InterruptModeV1 {
     /// The function cannot interrupt.
     Off,
-    /// By the function's interrupt line.
+    /// The function interrupts by its interrupt line.
     Line,
-    /// By one message.
+    /// The function interrupts by one message (MSI).
     Msi,
-    /// By this number of messages (MSI).
+    /// The function interrupts by this number of messages (MSI-X).
     Msix(u16),
 }
 
 /// A read from, a write to or a notice for a passed-through device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AskV1 {
-    /// The guest reads.
+    /// The guest reads from the device.
     Read {
         /// The passed-through device's number.
         device: u8,
@@ -38,10 +38,10 @@ pub enum AskV1 {
         region: RegionV1,
         /// The offset of the access in the region.
         offset: u32,
-        /// 1, 2, 4 or 8.
+        /// The number of bytes: 1, 2, 4 or 8.
         size_bytes: u8,
     },
-    /// The guest writes.
+    /// The guest writes to the device.
     Write {
         /// The passed-through device's number.
         device: u8,
@@ -49,7 +49,7 @@ pub enum AskV1 {
         region: RegionV1,
         /// The offset of the access in the region.
         offset: u32,
-        /// 1, 2, 4 or 8.
+        /// The number of bytes: 1, 2, 4 or 8.
         size_bytes: u8,
         /// The value.
         value: u64,
@@ -61,11 +61,11 @@ pub enum AskV1 {
         /// The interrupt mode.
         mode: InterruptModeV1,
     },
-    /// The guest changed which memory devices can access.
+    /// The guest changed the mappings that decide which memory the devices can access.
     Translate {
         /// The root table's address; `None` if devices can access no memory.
         root: Option<u64>,
-        /// The first changed address, as devices see it.
+        /// The first changed address: an address that devices use, before translation.
         first: u64,
         /// Number of pages that changed; 0 for all.
         pages: u64,
@@ -73,8 +73,8 @@ pub enum AskV1 {
 }
 
 impl AskV1 {
-    /// Whether the device answers with something that the guest can see: a value, or DMA writes that the device made
-    /// before.
+    /// Whether the ask has an answer that the guest can see. The answer to a read is a value. The answer to a
+    /// change of mappings is the DMA writes that devices made before the change.
     pub fn is_answered(&self) -> bool {
         matches!(self, AskV1::Read { .. } | AskV1::Translate { .. })
     }
@@ -104,7 +104,7 @@ pub struct InterruptV1 {
 pub struct DeviceInputV1 {
     /// The question that this input answers, if any.
     pub asked: Option<AskV1>,
-    /// Writes to memory.
+    /// The devices' writes to memory.
     pub dma: Vec<DmaV1>,
     /// Interrupts.
     pub interrupts: Vec<InterruptV1>,

@@ -2,9 +2,10 @@
 //! behind its BARs is the real device.
 //!
 //! The header is emulated and has the real function's identity. The guest moves BARs only in the model. Of the
-//! capabilities the guest sees MSI and MSI-X, both emulated, if the real function has them. All other registers behind
-//! the header are the real function's, because a driver may use them without a capability. Memory BARs are 32 bits wide
-//! in the model, whatever their real width. There is no expansion ROM, and no extended configuration space.
+//! capabilities the guest sees MSI and MSI-X, both emulated, if the real function has them. All other registers
+//! after the header are the real function's, because a driver may use them without a capability. Memory BARs are 32
+//! bits wide in the model, whatever their real width. There is no expansion ROM, and no extended configuration
+//! space.
 //!
 //! The interrupt line stays raised until the guest next touches one of the function's BARs, as an interrupt handler
 //! does. The host then unmasks the real line, which interrupts again if the device still raises it.
@@ -21,7 +22,7 @@ use crate::virtio::state::{DeviceStateV1, QueueStateV1, TransportStateV1, Virtio
 const CAP_MSI: u8 = 0x05;
 const CAP_MSIX: u8 = 0x11;
 const COMMAND: usize = 0x04;
-/// Bits of the command register that the real function must follow: I/O, memory, bus master.
+/// Bits of the command register that are also written to the real function: I/O, memory, bus master.
 const COMMAND_FOLLOWED: u16 = 0b111;
 const HEADER_BYTES: usize = 0x40;
 const MSI_BYTES: usize = 14;
@@ -47,7 +48,7 @@ pub struct BarDescriptionV1 {
 /// Where the real function has its MSI-X structures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MsixDescriptionV1 {
-    /// Offset of the capability.
+    /// Offset of the MSI-X capability in configuration space.
     pub capability: u8,
     /// Number of messages, at most 64: a function that has more is shown with 64.
     pub vectors: u16,
@@ -83,7 +84,7 @@ pub struct PciDescriptionV1 {
 }
 
 impl PciDescriptionV1 {
-    /// Checks that such a function can exist. Descriptions may come from strangers.
+    /// Checks that a function with this description can exist. Descriptions may come from untrusted files.
     pub fn validate(&self) -> Result<(), String> {
         let mut seen = [false; 6];
         for bar in &self.bars {
@@ -328,7 +329,7 @@ impl PassedFunction {
         }
     }
 
-    /// Passes on an interrupt of the real function.
+    /// Passes an interrupt of the real function on to the guest.
     pub fn interrupt(&mut self, vector: u16, out: &mut Vec<Msi>) {
         match self.mode() {
             InterruptModeV1::Off => {}

@@ -3,8 +3,8 @@
 use super::ask::{AskV1, RegionV1};
 use super::written::{WrittenV1, number};
 
-/// ISA interrupts that a device of the host may have. The machine itself does not use them, and guests find them edge
-/// triggered.
+/// ISA interrupts that a device of the host may have. No chip of the machine uses these interrupts, and they are
+/// edge triggered.
 pub const FREE_ISA_IRQS: [u8; 7] = [3, 5, 6, 7, 12, 14, 15];
 
 /// A passed-through range of ports, and the level of its interrupt line.
@@ -54,7 +54,7 @@ impl PassedPorts {
         true
     }
 
-    /// Passes on an interrupt of the device.
+    /// Passes an interrupt of the device on to the guest.
     pub fn interrupt(&mut self) {
         self.set_line(Some(true));
     }
@@ -69,7 +69,7 @@ impl PassedPorts {
         self.line.as_ref().map(|line| line.up)
     }
 
-    /// Sets the line, if there is one.
+    /// Sets the level of the interrupt line, if there is one.
     pub fn set_line(&mut self, up: Option<bool>) {
         if let (Some(line), Some(up)) = (&mut self.line, up) {
             line.up = up;

@@ -93,7 +93,7 @@ fn the_guest_sees_the_real_identity_and_places_the_bars() {
     assert_eq!(pc.bus.mmio_read_ask(0xD000_0FFC, 4), None, "memory is off");
 }
 
-/// The IOMMU's registers and the board's chips keep their addresses.
+/// A BAR that the guest moves over the IOMMU's registers does not hide these registers.
 #[test]
 fn a_bar_never_hides_the_iommu() {
     let mut pc = Pc::new();

@@ -22,7 +22,8 @@ const VERSION: u32 = 0x10;
 /// Capabilities: 256 domains, caching mode, three levels, 39 bits, zero-length reads, fault record at 0x200, draining.
 /// Pages can be invalidated, up to 2^18 at once.
 const CAPABILITY: u64 = 2 | 1 << 7 | 2 << 8 | 38 << 16 | 1 << 22 | 0x20 << 24 | 1 << 39 | 18 << 48 | 3 << 54;
-/// Tables are coherent with the CPU's caches; invalidation registers at 0xF0.
+/// Extended capabilities: the tables are coherent with the CPU's caches, and the invalidation registers are at
+/// 0xF0.
 const EXTENDED: u64 = 1 | 0xF << 8;
 
 const STATUS_ENABLED: u32 = 1 << 31;
@@ -47,7 +48,7 @@ pub struct TranslationStateV1 {
     pub address: u64,
     /// Invalidation command, with its start bit clear.
     pub invalidate: u64,
-    /// Fault event control, data, address.
+    /// The fault event's control, data and address registers.
     pub fault_event: [u32; 4],
 }
 
@@ -90,7 +91,7 @@ impl Translation {
         self.state
     }
 
-    /// Registers with saved contents.
+    /// Builds the registers from saved contents.
     pub fn restored(&self, state: &TranslationStateV1) -> Result<Translation, StateError> {
         let impossible = state.status & !(STATUS_ENABLED | STATUS_ROOT) != 0
             || (state.context | state.invalidate) & GO != 0;

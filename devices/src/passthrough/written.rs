@@ -32,7 +32,7 @@ impl WrittenV1 {
     }
 }
 
-/// Up to eight bytes as a number.
+/// The number in up to eight bytes, little endian.
 pub(crate) fn number(data: &[u8]) -> u64 {
     data.iter().take(8).rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
 }

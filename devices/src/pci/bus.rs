@@ -17,7 +17,7 @@ use crate::virtio::rng::Rng;
 /// Slots on the bus, including the host bridge's.
 pub const SLOTS: usize = 32;
 
-/// Each slot's BARs start in the slot's own part of the window.
+/// Size of a slot's part of the memory window. At power-on, the BARs of a slot are in the slot's own part.
 const WINDOW_PER_SLOT: u32 = 0x1_0000;
 const DATA_PORT: u16 = PCI_CONFIG_PORT + 4;
 /// Enable, bus, device, function and dword-aligned register; the reserved bits read zero.
@@ -26,12 +26,12 @@ const ADDRESS_WRITABLE: u32 = 0x80FF_FFFC;
 /// How the bus is wired, and how it is described to guests. A recording's machine keeps its revision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PciRevision {
-    /// The host bridge passes on only the window that the ACPI tables announce. The tables describe interrupts as pins
-    /// of the I/O APIC only. Machines of older recordings are of this kind.
+    /// The host bridge passes on only the window that the ACPI tables announce. The tables describe interrupts as
+    /// pins of the I/O APIC only. Machines of older recordings have this revision.
     V1,
-    /// The host bridge passes on every address that neither RAM nor a chip answers, as on a PC. A kernel that does not
-    /// read the tables (`pci=noacpi`) puts BARs right behind RAM. Interrupts are described as lines of the 8259 pair,
-    /// too.
+    /// The host bridge passes on every address that neither RAM nor a chip answers, as on a PC. A kernel that does
+    /// not read the tables (`pci=noacpi`) puts BARs right after RAM. Interrupts are described as lines of the 8259
+    /// pair, too.
     #[default]
     V2,
 }
@@ -146,7 +146,8 @@ impl PciBus {
         self.passed.take_told()
     }
 
-    /// Takes an input from passed-through devices. The devices' writes to memory are already in RAM.
+    /// Takes an input from passed-through devices. The owner has already put the devices' writes to memory into
+    /// RAM.
     pub fn take_input(&mut self, input: &DeviceInputV1) {
         self.passed.take_input(input, &mut self.msis);
     }
@@ -256,7 +257,7 @@ impl PciBus {
     }
 
     /// The backend of the block device in a slot, if it is a `B`. The owner may change how the backend stores its
-    /// sectors. Outside of a restore it must never change their contents.
+    /// sectors. Except in a restore, the owner must never change the contents of the sectors.
     pub fn block_backend_mut<B: BlockBackend>(&mut self, slot: usize) -> Option<&mut B> {
         self.functions.get_mut(slot.checked_sub(1)?)?.block_backend_mut()
     }

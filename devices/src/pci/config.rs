@@ -46,7 +46,8 @@ pub(crate) struct Identity {
 pub(crate) struct ConfigSpace {
     bytes: [u8; CONFIG_BYTES],
     writable: [u8; CONFIG_BYTES],
-    /// The offset at which the next capability will begin. `last_link` is the offset of the byte that will point to it.
+    /// The offset at which the next capability will begin. `last_link` is the offset of the byte that will point to
+    /// this capability.
     next_capability: usize,
     last_link: usize,
 }
@@ -71,8 +72,8 @@ impl ConfigSpace {
         space
     }
 
-    /// Adds a 32-bit, non-prefetchable memory BAR of a power-of-two size. The BAR is assigned and decoding,
-    /// as firmware leaves it.
+    /// Adds a 32-bit, non-prefetchable memory BAR of a power-of-two size. The BAR has its address, and its
+    /// decoding is enabled, as firmware leaves a BAR.
     pub fn add_memory_bar(&mut self, index: usize, size_bytes: u32, base: u32) {
         assert!(size_bytes.is_power_of_two() && size_bytes >= 16 && base.is_multiple_of(size_bytes));
         let register = FIRST_BAR + 4 * index;
@@ -81,7 +82,7 @@ impl ConfigSpace {
         self.bytes[COMMAND] |= COMMAND_MEMORY as u8;
     }
 
-    /// Adds an I/O port BAR of a power-of-two size. The BAR is assigned and decoding.
+    /// Adds an I/O port BAR of a power-of-two size. The BAR has its address, and its decoding is enabled.
     pub fn add_port_bar(&mut self, index: usize, size_bytes: u32, base: u32) {
         assert!(size_bytes.is_power_of_two() && size_bytes >= 4 && base.is_multiple_of(size_bytes));
         let register = FIRST_BAR + 4 * index;
@@ -104,8 +105,8 @@ impl ConfigSpace {
         self.bytes[INTERRUPT_LINE] = line;
     }
 
-    /// Appends a capability to the list and returns its offset. `body` follows the "next" byte; `writable` masks the
-    /// first bytes of `body`.
+    /// Appends a capability to the list and returns its offset. `body` is the part after the "next" byte. The guest
+    /// may change the bits of `body` that are set in `writable`.
     pub fn add_capability(&mut self, id: u8, body: &[u8], writable: &[u8]) -> usize {
         let offset = self.next_capability;
         self.bytes[self.last_link] = offset as u8;
@@ -118,7 +119,8 @@ impl ConfigSpace {
         offset
     }
 
-    /// Does the same as [`ConfigSpace::add_capability`] at a given offset. The caller guarantees the room.
+    /// Does the same as [`ConfigSpace::add_capability`] at a given offset. The caller guarantees that the
+    /// capability fits at this offset.
     pub fn add_capability_at(&mut self, offset: usize, id: u8, body: &[u8], writable: &[u8]) -> usize {
         self.next_capability = offset;
         self.add_capability(id, body, writable)
@@ -144,12 +146,12 @@ impl ConfigSpace {
         }
     }
 
-    /// A 16-bit register.
+    /// The 16-bit register at `offset`.
     pub fn u16_at(&self, offset: usize) -> u16 {
         u16::from_le_bytes([self.bytes[offset], self.bytes[offset + 1]])
     }
 
-    /// A 32-bit register.
+    /// The 32-bit register at `offset`.
     pub fn u32_at(&self, offset: usize) -> u32 {
         u32::from(self.u16_at(offset)) | u32::from(self.u16_at(offset + 2)) << 16
     }
@@ -195,7 +197,8 @@ impl ConfigSpace {
         self.bytes.to_vec()
     }
 
-    /// This space with saved registers. The read-only bits must equal this function's own.
+    /// A copy of this space with saved registers. The saved read-only bits must equal the read-only bits of this
+    /// space.
     pub fn restored(&self, bytes: &[u8]) -> Result<ConfigSpace, StateError> {
         let bytes: [u8; CONFIG_BYTES] =
             bytes.try_into().map_err(|_| StateError::new("configuration space has the wrong size"))?;

@@ -116,14 +116,14 @@ impl Msix {
         self.pending = 0;
     }
 
-    /// Reads the table, at any place in a BAR.
+    /// Reads the table from byte `offset` on. The table may be anywhere in a BAR.
     pub fn read_table(&self, offset: usize, data: &mut [u8]) {
         for (at, byte) in (offset..).zip(data) {
             *byte = self.table_byte(at);
         }
     }
 
-    /// Reads the pending bits, at any place in a BAR.
+    /// Reads the pending bits from byte `offset` on. The pending bits may be anywhere in a BAR.
     pub fn read_pending(&self, offset: usize, data: &mut [u8]) {
         for (at, byte) in (offset..).zip(data) {
             *byte = self.pending.to_le_bytes().get(at).copied().unwrap_or(0);
@@ -157,7 +157,7 @@ impl Msix {
         MsixStateV1 { entries: self.entries.clone(), pending: self.pending }
     }
 
-    /// A table like this one with saved contents.
+    /// A table with as many vectors as this one, and with saved contents.
     pub fn restored(&self, state: &MsixStateV1) -> Result<Msix, StateError> {
         if state.entries.len() != self.entries.len() {
             return Err(StateError::new("the MSI-X table has another size"));

@@ -8,11 +8,12 @@ use crate::passthrough::translation::Translation;
 use crate::passthrough::{AskV1, DeviceInputV1, PciDescriptionV1, WrittenV1};
 use crate::virtio::state::{DeviceStateV1, VirtioFunctionStateV1};
 
-/// The first address for BARs of passed-through functions. The addresses below are for the BARs of the other slots.
+/// The first address for BARs of passed-through functions. Lower addresses are for the BARs of the other functions
+/// on the bus.
 const FIRST_MEMORY: u32 = 0xC100_0000;
 const FIRST_PORT: u32 = 0xC000;
 
-/// A device; its number is its index in the list.
+/// A passed-through device. The index in `PassedThrough::devices` is the device's number.
 enum Passed {
     Function { slot: usize, function: Box<PassedFunction> },
     Ports(PassedPorts),

@@ -46,7 +46,7 @@ pub(super) struct Registers {
     pub(super) poll: bool,
     /// The input with the lowest priority. The input with the next number has the highest priority.
     pub(super) lowest: u8,
-    /// The bit of the slave's input, while the slave requests an interrupt.
+    /// The bit of the input to which the slave is wired, while the slave requests an interrupt; otherwise 0.
     pub(super) cascade: u8,
 }
 
@@ -127,8 +127,8 @@ impl Pic8259 {
         self.s.inputs = inputs;
     }
 
-    /// Drives the slave's input. The slave's input acts as a level, whatever the trigger mode. The slave
-    /// lowers its output in each acknowledge cycle, so no request is lost or seen twice.
+    /// Drives the input to which the slave is wired. This input acts as a level, whatever the trigger mode.
+    /// The slave lowers its output in each acknowledge cycle, so no request is lost or seen twice.
     pub fn set_cascade(&mut self, input: u8, level: bool) {
         self.s.cascade = u8::from(level) << input;
     }
@@ -138,7 +138,7 @@ impl Pic8259 {
         let s = &self.s;
         let candidates = self.requests() & !s.mask;
         if s.special_mask {
-            // An input in service blocks only itself.
+            // In special mask mode, an input in service blocks only itself.
             return self.highest(candidates & !s.in_service);
         }
         let input = self.highest(candidates)?;
@@ -240,7 +240,7 @@ impl Pic8259 {
             5 => self.end_of_interrupt(self.highest_in_service(), true),
             6 => self.s.lowest = named,
             7 => self.end_of_interrupt(Some(named), true),
-            // 2 is "no operation".
+            // Command 2 is "no operation".
             _ => {}
         }
     }

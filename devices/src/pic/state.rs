@@ -37,7 +37,7 @@ pub struct Pic8259StateV1 {
     poll: bool,
     /// The input with the lowest priority. The input with the next number has the highest priority.
     lowest: u8,
-    /// The bit of the slave's input, while the slave requests an interrupt.
+    /// The bit of the input to which the slave is wired, while the slave requests an interrupt; otherwise 0.
     cascade: u8,
 }
 

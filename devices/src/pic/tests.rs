@@ -36,7 +36,7 @@ fn every_line_gives_its_vector_and_ends() {
         assert!(pair.interrupt_pending());
         assert_eq!(pair.acknowledge(), 0x30 + number);
         assert!(!pair.interrupt_pending());
-        // Specific EOI, first to the slave as Linux does it.
+        // Sends a specific EOI, first to the slave, as Linux does.
         if number >= 8 {
             pair.write(Slave, 0, 0x60 + (number & 7));
             pair.write(Master, 0, 0x62);

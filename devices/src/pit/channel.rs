@@ -6,7 +6,7 @@ use crate::restore::RestoreError;
 /// The phase of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CountPhase {
-    /// A control word was written, and no complete count since. The counter holds its old value.
+    /// A control word was written, and no complete count has been written since. The counter holds its old value.
     Unloaded {
         /// The value that the counter shows.
         value: u32,
@@ -98,7 +98,7 @@ impl Channel {
         let shown = self.value(tick);
         let s = &mut self.s;
         s.access = access;
-        // Bit 2 of the mode is ignored for the periodic modes, so 6 and 7 are 2 and 3.
+        // Bit 2 of the mode is ignored for the periodic modes, so modes 6 and 7 are modes 2 and 3.
         s.mode = if value & 0x08 != 0 && value & 0x04 != 0 { value >> 1 & 3 } else { value >> 1 & 7 };
         s.bcd = value & 1 != 0;
         s.phase = CountPhase::Unloaded { value: shown };
@@ -212,7 +212,7 @@ impl Channel {
         }
     }
 
-    /// The counter as it reads on the bus: the full count wraps to zero, and BCD counts are encoded.
+    /// The value that the guest reads from the counter. The full count reads as zero, and BCD counts are encoded.
     fn encoded_value(&self, tick: u64) -> u16 {
         let value = self.value(tick) % self.modulus();
         if self.s.bcd { to_bcd(value) } else { value as u16 }
@@ -232,7 +232,7 @@ impl Channel {
         let count = if self.s.bcd { from_bcd(raw) } else { u32::from(raw) };
         self.s.reload = if count == 0 { self.modulus() } else { count };
         match (self.s.mode, self.s.phase) {
-            // The new count waits for the next trigger.
+            // In modes 1 and 5, the new count waits for the next trigger.
             (1 | 5, _) => {}
             _ if !self.s.gate => {
                 self.s.phase = CountPhase::Held { value: self.s.reload, expired: false };
@@ -283,7 +283,7 @@ fn to_bcd(value: u32) -> u16 {
     digit(1000) << 12 | digit(100) << 8 | digit(10) << 4 | digit(1)
 }
 
-/// Decodes BCD. Digits above nine, which the datasheet forbids, count as their binary value.
+/// Decodes BCD. Digits above nine, which the datasheet forbids, are decoded as their binary value.
 fn from_bcd(raw: u16) -> u32 {
     let digit = |shift: u32| u32::from(raw >> shift & 0xF);
     let value = digit(12) * 1000 + digit(8) * 100 + digit(4) * 10 + digit(0);

@@ -34,7 +34,7 @@ pub struct ChannelStateV1 {
 /// The phase of a counter, version 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CountPhaseV1 {
-    /// A control word was written, and no complete count since. The counter holds its old value.
+    /// A control word was written, and no complete count has been written since. The counter holds its old value.
     Unloaded {
         /// The value that the counter shows.
         value: u32,

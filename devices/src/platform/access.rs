@@ -34,7 +34,7 @@ impl<B: ExpansionBus> Platform<B> {
                 data.fill(0xFF);
             }
         } else {
-            // The chips are eight bits wide: the board turns a wide access into several.
+            // The chips are eight bits wide: the board turns a wide access into several byte accesses.
             for (address, byte) in byte_ports(port).zip(data) {
                 *byte = self.read_byte(address, now_ns);
             }
@@ -49,7 +49,7 @@ impl<B: ExpansionBus> Platform<B> {
         let bytes = value.to_le_bytes();
         let data = &bytes[..usize::from(size.min(4))];
         if self.debug_ports.exit == Some(port) {
-            // The debug-exit port is the only port as wide as the access.
+            // Only the debug-exit port takes an access of any width as one number.
             let zero_extended = data.iter().rev().fold(0, |number, &byte| number << 8 | u32::from(byte));
             self.misc_ports.write_debug_exit(zero_extended);
         } else if is_bus_port(port, data.len()) {
@@ -82,7 +82,8 @@ impl<B: ExpansionBus> Platform<B> {
     pub fn mmio_write<M: GuestMemory>(&mut self, mem: &M, now_ns: u64, gpa: u64, data: &[u8]) {
         self.advance(now_ns);
         if let Some(offset) = self.lapic_offset(gpa) {
-            // Narrower writes are undefined; of wider writes the low half reaches the register.
+            // Writes of fewer than four bytes are undefined, and are ignored. Of a longer write, the first four
+            // bytes reach the register.
             if let Some(value) = data.first_chunk() {
                 self.lapic().write(offset, u32::from_le_bytes(*value), now_ns);
             }

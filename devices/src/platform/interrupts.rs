@@ -78,8 +78,8 @@ impl<B: ExpansionBus> Platform<B> {
         }
     }
 
-    /// Whether the 8259 pair interrupts the first processor. The interrupt can pass a disabled local APIC, LINT0, or
-    /// pin 0 of the I/O APIC.
+    /// Whether the 8259 pair interrupts the first processor. The interrupt comes through LINT0, through pin 0 of
+    /// the I/O APIC, or past a disabled local APIC.
     pub(super) fn external_interrupt_pending(&self) -> bool {
         self.pic.interrupt_pending()
             && (self.lapics[0].passes_external_interrupt() || self.ioapic.passes_external_interrupt(0))

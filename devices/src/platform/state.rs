@@ -1,8 +1,8 @@
 //! The saved form of the whole board, version 1.
 //!
-//! A chip's numbered state is plain data. Most chips have only numbers and flags, and use their numbered state
-//! directly. If a chip computes with richer types, its `state.rs` converts them. Recordings store the bytes of these
-//! types; `tests/golden_state.rs` checks that the bytes do not change.
+//! A chip's saved state (`...StateV1`) is plain data. Most chips have only numbers and flags, and use their saved
+//! state directly. If a chip computes with richer types, its `state.rs` converts them. Recordings store the bytes
+//! of these types; `tests/golden_state.rs` checks that the bytes do not change.
 
 use serde::{Deserialize, Serialize};
 

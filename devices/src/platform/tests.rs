@@ -14,7 +14,7 @@ const IER: u16 = SERIAL_PORT + 1;
 const IIR: u16 = SERIAL_PORT + 2;
 const MCR: u16 = SERIAL_PORT + 4;
 
-/// A board with some RAM and the present time.
+/// A board with some RAM, and the current virtual time.
 struct Machine<B = NoExpansion> {
     platform: Platform<B>,
     memory: GuestRam,

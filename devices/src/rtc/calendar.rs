@@ -32,7 +32,7 @@ impl Format {
         if self.binary { number } else { ((number / 10 % 10) << 4) | (number % 10) }
     }
 
-    /// Decodes a number. BCD digits above nine count as their binary value.
+    /// Decodes a number. BCD digits above nine are decoded as their binary value.
     pub fn decode(self, raw: u8) -> u8 {
         if self.binary { raw } else { (raw >> 4) * 10 + (raw & 0x0F) }
     }
@@ -53,7 +53,7 @@ impl Format {
     }
 }
 
-/// The time registers as they read, in the order of `ADDRESSES`.
+/// The time registers as the guest reads them, in the order of `ADDRESSES`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TimeRegisters(pub [u8; TIME_REGISTERS]);
 
@@ -113,7 +113,8 @@ fn civil_from_days(days: i64) -> (i64, i64, i64) {
     let days = days + DAYS_TO_1970;
     let era = days.div_euclid(DAYS_PER_400_YEARS);
     let day_of_era = days.rem_euclid(DAYS_PER_400_YEARS);
-    // Leap days before this day: one in 1461 days, except for centuries, except for the era's last day.
+    // The era's leap days before this day: one every 4 years, minus one every 100 years. The era's last day adds
+    // one.
     let added = day_of_era / 1460 - day_of_era / 36_524 + day_of_era / 146_096;
     let year_of_era = (day_of_era - added) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);

@@ -88,7 +88,7 @@ impl Alarm {
         })
     }
 
-    /// Seconds to wait from `second_of_day` until the next match, 0 if it matches itself.
+    /// Seconds to wait from `second_of_day` until the alarm's next match; 0 if `second_of_day` itself matches.
     fn wait_s(&self, second_of_day: u32) -> u32 {
         const DAY: u32 = SECONDS_PER_DAY as u32;
         let mut time = second_of_day;

@@ -14,7 +14,7 @@ fn write(rtc: &mut Rtc, register: u8, value: u8, now_ns: u64) {
     rtc.write(1, value, now_ns);
 }
 
-/// Century, year, month, day, weekday, hours, minutes, seconds.
+/// Reads century, year, month, day, weekday, hours, minutes and seconds.
 fn date(rtc: &mut Rtc, now_ns: u64) -> [u8; 8] {
     [0x32, 9, 8, 7, 6, 4, 2, 0].map(|register| read(rtc, register, now_ns))
 }
@@ -103,7 +103,8 @@ fn update_ended_interrupts_come_each_second() {
 
 #[test]
 fn alarms_match_with_wildcards() {
-    // Hours, minutes, seconds and the alarm's time after 1999-12-31 23:59:58.
+    // Each row has the alarm's hours, minutes and seconds, and the number of seconds from 1999-12-31 23:59:58 to
+    // the alarm.
     for (alarm, after_s) in [
         ([0x00, 0x00, 0x03], Some(5)),
         ([0xFF, 0xFF, 0xFF], Some(1)),

@@ -33,7 +33,8 @@ const F_FLUSH: u64 = feature(virtio_blk::VIRTIO_BLK_F_FLUSH);
 const F_DISCARD: u64 = feature(virtio_blk::VIRTIO_BLK_F_DISCARD);
 const F_WRITE_ZEROES: u64 = feature(virtio_blk::VIRTIO_BLK_F_WRITE_ZEROES);
 
-/// Largest segment. Together with [`SEG_MAX`] it bounds the size of a request.
+/// The largest number of bytes in a data segment. Together with [`SEG_MAX`], this number bounds the size of a
+/// request.
 const SIZE_MAX: u32 = 64 << 10;
 /// The largest number of data segments in a request: a direct chain also needs header and status.
 const SEG_MAX: u32 = QUEUE_SIZE as u32 - 2;
@@ -121,8 +122,8 @@ impl Block {
             Err(failure) => failure.status()?,
         };
         status_byte.set(status)?;
-        // The used length promises that all bytes before it were written. So the status byte counts only if the data
-        // before it is complete.
+        // The used length promises that all bytes before it were written. So the used length includes the status
+        // byte only if all data before the status byte was written.
         let written = room - input.remaining();
         Ok(Served::Used(written as u32 + u32::from(written == room)))
     }

@@ -45,10 +45,10 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// Walks a chain into `self`, and reuses the storage of `self`.
+    /// Walks a chain, and stores its buffers in `self`, whose storage is reused.
     ///
-    /// The walker of `virtio-queue` bounds loops and ends a bad chain early. The last descriptor of such a chain
-    /// promises a next one.
+    /// The iterator of `virtio-queue` ends loops and other bad chains early. The last descriptor of a chain that
+    /// was ended early says that another descriptor follows.
     pub fn parse<M: GuestMemory>(
         &mut self,
         mem: &M,

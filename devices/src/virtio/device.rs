@@ -1,4 +1,4 @@
-//! The devices behind the transport, as one closed set.
+//! The virtio device models, as one enum.
 
 use vm_memory::GuestMemory;
 

@@ -32,7 +32,7 @@ const MSIX_BAR: usize = 1;
 /// Offset of BAR 1 in the slot's part of the window.
 const MSIX_BAR_AT: u32 = 0x8000;
 
-/// Offsets in BAR 0.
+/// Offsets of the virtio structures in BAR 0.
 const COMMON_AT: u32 = 0x0000;
 const ISR_AT: u32 = 0x1000;
 const CONFIG_AT: u32 = 0x2000;
@@ -217,7 +217,8 @@ impl VirtioFunction {
         self.transport.install(parts.transport);
     }
 
-    /// The number of the BAR that has the whole access, and the offset in this BAR. `None` if no BAR has the access.
+    /// The number of the BAR that contains the whole access, and the offset in this BAR. `None` if no BAR contains
+    /// the access.
     fn decode(&self, gpa: u64, length: usize) -> Option<(usize, u32)> {
         if !self.config.memory_enabled() {
             return None;
@@ -284,7 +285,7 @@ impl VirtioFunction {
     }
 
     /// The target of an access to the data field of the PCI configuration access capability: offset in BAR 0 and
-    /// length. Returns `None` if the driver has not set them properly (section 4.1.4.9).
+    /// length. Returns `None` if the driver has not set offset and length properly (section 4.1.4.9).
     fn pci_cfg_target(&self) -> Option<(u32, usize)> {
         let at = |field| self.config.u32_at(self.pci_cfg_capability + field);
         let (offset, length) = (at(PCI_CFG_OFFSET), at(PCI_CFG_LENGTH));

@@ -1,8 +1,9 @@
 //! Virtio network device: Ethernet frames in and out.
 //!
 //! When the driver sends, it may leave checksums and TCP segmentation to the device. [`SentFrame`] describes the
-//! unfinished work. The program at the other end of the network connection completes the work. Received frames have no
-//! offloads. Received frames wait inside the device until the driver has buffers for them.
+//! unfinished work. The program at the other end of the network connection completes the work. In received frames,
+//! no checksum and no segmentation is left to the driver. Received frames wait inside the device until the driver
+//! has buffers for them.
 //!
 //! Sent frames are collected for the owner and are not part of the machine's state. So the owner must take the frames
 //! before it saves the state. The number and a hash of all sent frames are part of the state.
@@ -49,8 +50,8 @@ const MAX_WAITING: usize = 256;
 const LEAST_FRAME_BYTES: usize = 14;
 /// The longest frame: the largest IP packet, the Ethernet header, and a VLAN tag.
 const MAX_FRAME_BYTES: usize = 65_535 + 14 + 4;
-/// Offset of the number of buffers of a received frame. The other fields of the frame's header say that no
-/// work is left.
+/// Offset of the number of buffers in the header of a received frame. The other fields of the header are
+/// zero: no work is left to the driver.
 const BUFFERS_AT: usize = 10;
 
 /// The device.
@@ -93,7 +94,7 @@ impl Net {
         agreed: u64,
         queue: &mut VirtQueue,
     ) -> Result<bool, RingError> {
-        // Without this feature a frame that does not fit into one chain is lost.
+        // Without the feature F_MRG_RXBUF (mergeable buffers), a frame that does not fit into one chain is lost.
         let most = if agreed & F_MRG_RXBUF != 0 { usize::from(queue.size()) } else { 1 };
         queue.scatter(mem, most, &mut self.waiting, |chains| {
             let mut header = [0; HEADER_BYTES];

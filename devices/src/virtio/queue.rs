@@ -1,9 +1,10 @@
 //! A virtqueue: ring positions and addresses (stored by the crate `virtio-queue`), its interrupt vector, and the loop
 //! that serves it.
 //!
-//! The loop reads the available index once. So a notification processes at most as many chains as the ring has entries,
-//! even if a hostile driver lets the device overwrite the ring. The loop decides once whether to interrupt, from the
-//! used index before and after. Only the two indices are state, so checkpoints miss nothing.
+//! The loop reads the available index once. So a notification processes at most as many chains as the ring has
+//! entries, even if a hostile driver lets the device overwrite the ring. The loop decides once whether to
+//! interrupt, from the used index before and after. Between two notifications the loop keeps only the available
+//! index and the used index, so a saved state misses nothing.
 //!
 //! VIRTIO 1.2, section 2.7.
 
@@ -24,7 +25,7 @@ pub(crate) const NO_VECTOR: u16 = 0xFFFF;
 
 const AVAIL_F_NO_INTERRUPT: u16 = VRING_AVAIL_F_NO_INTERRUPT as u16;
 
-/// The result of a device for a chain.
+/// The result when a device serves a chain.
 pub(crate) enum Served {
     /// The device is done with the chain, and has written this many bytes.
     Used(u32),
@@ -189,8 +190,8 @@ impl VirtQueue {
         self.interrupt_wanted(mem, used_before)
     }
 
-    /// Takes available chains until they have room for this many bytes. If there is not enough room, they stay
-    /// available.
+    /// Takes available chains until they have room for this many bytes. If there is not enough room, the chains
+    /// stay available.
     fn gather<M: GuestMemory>(
         &mut self,
         mem: &M,
@@ -263,8 +264,8 @@ impl VirtQueue {
         Ok(())
     }
 
-    /// With event index, asks for a notification of the entry after the available ones, because these are too small
-    /// (section 2.7.10).
+    /// With event index, asks for a notification of the next entry, because the available chains have too little
+    /// room (section 2.7.10).
     fn ask_for_more<M: GuestMemory>(&self, mem: &M) -> Result<(), RingError> {
         if !self.ring.event_idx_enabled() {
             return Ok(());
@@ -302,7 +303,7 @@ impl VirtQueue {
         }
     }
 
-    /// A queue like this one with saved contents.
+    /// A queue of the same maximum size with saved contents.
     pub fn restored(&self, state: &QueueStateV1, event_idx: bool) -> Result<VirtQueue, StateError> {
         let ring = Queue::try_from(QueueState {
             max_size: self.ring.max_size(),

@@ -32,7 +32,7 @@ impl Rng {
         Rng { generator: Box::new(ChaCha20Rng::from_seed(seed)) }
     }
 
-    /// Starts the stream of another seed, which `other` makes of the present one.
+    /// Starts the stream of a new seed, which `other` computes from the current seed.
     pub fn reseed(&mut self, other: impl FnOnce(&[u8; 32]) -> [u8; 32]) {
         *self = Rng::new(other(&self.generator.get_seed()));
     }

@@ -21,14 +21,16 @@ pub struct SentFrame {
 }
 
 impl SentFrame {
-    /// The frame with its checksum. This function does not segment: a frame to segment is longer than the guest's MTU.
+    /// The frame with its checksum. This function does not segment the frame. If segmentation was left to the
+    /// device, the result is longer than the guest's MTU.
     pub fn into_checksummed(self) -> Vec<u8> {
         let SentFrame { header, mut bytes } = self;
         let field = |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));
         let (start, offset) = (field(CHECKSUM_START_AT), field(CHECKSUM_OFFSET_AT));
         let at = start + offset;
         if header[0] & NEEDS_CHECKSUM != 0 && at + 2 <= bytes.len() {
-            // The field holds the sum of the pseudo header. A sum of zero would mean "no checksum" (RFC 768).
+            // The checksum field holds the sum of the pseudo header. A sum of zero would mean "no checksum" (RFC
+            // 768).
             let sum = match !ones_complement_sum(&bytes[start..]) {
                 0 => 0xFFFF,
                 sum => sum,

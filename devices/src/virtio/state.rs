@@ -16,7 +16,7 @@ pub struct VirtioFunctionStateV1 {
     pub transport: TransportStateV1,
     /// The queues, in the order of their numbers.
     pub queues: Vec<QueueStateV1>,
-    /// The state of this kind of device.
+    /// The part of the state that only this kind of device has.
     pub device: DeviceStateV1,
 }
 
@@ -44,7 +44,7 @@ pub struct TransportStateV1 {
 /// One virtqueue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueStateV1 {
-    /// Number of entries.
+    /// Number of entries of the queue.
     pub size: u16,
     /// Whether the driver enabled the queue.
     pub enabled: bool,
@@ -67,7 +67,7 @@ pub struct QueueStateV1 {
 /// these devices, only PCI functions have a configuration space.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceStateV1 {
-    /// Block: the properties of the disk that the guest has read. A restore compares them, to detect a wrong disk.
+    /// Block: the properties of the disk that the guest can read. A restore compares them, to detect a wrong disk.
     Block {
         /// Size in sectors of 512 bytes.
         capacity_sectors: u64,
@@ -121,7 +121,7 @@ pub enum DeviceStateV1 {
     Translation(TranslationStateV1),
     /// Plain ports of the host with an ISA interrupt line.
     PassedPortsWithLine {
-        /// Whether the line is up.
+        /// Whether the interrupt line is up.
         line: bool,
         /// Digest of the guest's writes to the ports.
         written: WrittenV1,

@@ -393,7 +393,7 @@ impl Transport {
             self.reset();
             return DriverNotices { reset: true, ..DriverNotices::default() };
         }
-        // Bits can be set one by one or at once. Only a reset clears status bits.
+        // The driver can set status bits one by one or all at once. Only a reset clears status bits.
         let was_live = self.live();
         let mut status = self.registers.status | value & S_BY_DRIVER;
         if !self.set_up() && !self.acceptable(self.registers.driver_features) {

@@ -66,7 +66,7 @@ pub struct Toy {
     /// The progress text at the first poll of a movement or command.
     pub progress: Option<&'static str>,
     pub register_reads: usize,
-    /// How often the server asked for its threads.
+    /// How often the server asked for the toy's threads.
     pub thread_lists: usize,
     /// The numbers of the toy's sleeping threads. Each thread has its number in RIP, and in every byte
     /// of its memory.

@@ -64,7 +64,8 @@ impl PerfEvent {
         Ok(())
     }
 
-    /// The count since the event was opened. An event that lost its place on the processor gives an error.
+    /// The count since the event was opened. Returns an error if another program took the processor's counter from
+    /// the event.
     pub(super) fn count(&self) -> io::Result<u64> {
         let mut count = [0; size_of::<u64>()];
         if read(&self.fd, &mut count)? == count.len() {
@@ -74,7 +75,7 @@ impl PerfEvent {
         Err(io::Error::new(ErrorKind::UnexpectedEof, why))
     }
 
-    /// Makes the event overflow after this many more branches, and again each time after as many.
+    /// Makes the event overflow after this many more branches, and then again after every further `branches`.
     pub(super) fn set_period(&self, branches: u64) -> io::Result<()> {
         // SAFETY: the descriptor is open, and the number lives through the call.
         unsafe { ioctl_set_period(self.fd.as_raw_fd(), &branches) }?;
@@ -196,8 +197,9 @@ mod tests {
         }
 
         /// Sets a period that begins with the next store. This relies on two properties of the kernel's software
-        /// events. An event overflows at the first count after its period was set, and continues with the period that
-        /// it had then. The function waits for both overflows, so that none comes later.
+        /// events. An event overflows at the first count after its period was set. After an overflow, the event
+        /// continues with the period that it had at the previous overflow. So two overflows are needed, and the
+        /// function waits for both.
         fn set_period(&self, period: u64) {
             for _ in 0..2 {
                 self.event.set_period(period).unwrap();

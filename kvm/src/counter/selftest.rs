@@ -20,7 +20,7 @@ pub struct CounterReport {
     pub event: Option<u64>,
     /// Whether the counter can be opened and counts exactly; otherwise why not.
     pub usable: Result<(), String>,
-    /// Advice on what to change.
+    /// Advice to the user on what to change.
     pub advice: &'static str,
     /// The results of the other tests of the counter.
     pub tests: Vec<CounterTest>,
@@ -33,7 +33,7 @@ pub struct CounterTest {
     pub name: &'static str,
     /// Its result. An error is a reason not to trust the counter, or says that the test was impossible.
     pub found: Result<String, String>,
-    /// Advice on an error.
+    /// Advice to the user if the test found an error.
     pub advice: &'static str,
 }
 
@@ -200,7 +200,7 @@ fn judge(name: &'static str, value: String, good: bool, advice: &'static str) ->
     CounterTest { name, found: if good { Ok(value) } else { Err(value) }, advice }
 }
 
-/// Intel only: firmware in system management mode runs on the same counters.
+/// Intel only: unless `freeze_on_smi` is set, the counters also count firmware in system management mode.
 fn freeze_on_smi() -> Option<CounterTest> {
     let value = setting("/sys/devices/cpu/freeze_on_smi")?;
     let good = value != "0";

@@ -61,7 +61,8 @@ impl FakeVcpu {
             }
         };
         if self.left == Left::Signal {
-            // Stop anywhere, not only right after a branch: also in a repeated instruction, or in a shadow.
+            // Stop anywhere, not only right after a branch: also in a repeated instruction, or in an interrupt
+            // shadow.
             let extra = self.skid.below(8);
             if extra > 0 && self.step(extra) == Stop::Met(Met::Breakpoint) {
                 self.left = Left::Breakpoint;
@@ -154,7 +155,8 @@ impl World {
             && ram == place.ram
     }
 
-    /// Lands at one place from another, where the vCPU may already stand. Returns the number of tries.
+    /// Lands at the place `to` from the place `from`, at which the vCPU may already stand. Returns the number of
+    /// tries.
     fn travel(&mut self, from: &Snapshot, stands_there: bool, to: &Snapshot) -> u32 {
         for tries in 1..100 {
             if tries > 1 || !stands_there {
@@ -216,11 +218,11 @@ fn calls(ram: &GuestRam, changes_register: bool) -> (Snapshot, u64) {
         a.dec(ecx)?;
         a.jnz(round)?;
         (0..4).try_for_each(|_| a.call(function))?;
-        // Then branches for ever, so that a guest that does not land goes on.
+        // Then the code loops for ever, so that a guest that misses the landing keeps running.
         a.mov(ecx, -1)?;
         a.jmp(round)?;
         a.set_label(&mut function)?;
-        // Not by 1: a small odd number may be a copy of flags, which are not compared in full.
+        // Add more than 1: a small odd number may look like a copy of RFLAGS, which is not compared in full.
         if changes_register {
             a.add(r8, 0x100)?
         } else {

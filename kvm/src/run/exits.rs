@@ -9,11 +9,11 @@ use crate::state::nothing_under_way;
 use crate::vcpu::Exit;
 use engine_contract::End;
 
-/// Length of HLT.
+/// Length of a HLT instruction.
 const HALT_BYTES: u64 = 1;
 
 impl KvmCpu {
-    /// Handles an exit. `Some` leaves the loop.
+    /// Handles an exit. `Some` ends the run loop.
     pub(super) fn handle(&mut self, run: &mut Run<'_>, exit: Exit) -> Result<Option<End>, Error> {
         self.between_instructions = !matches!(
             exit,
@@ -83,7 +83,7 @@ impl KvmCpu {
     }
 
     /// Notes an exit that the machine saw: a run that waits for an exit may end here. The machine does not see most
-    /// accesses to model-specific registers, which are between the guest and the CPU.
+    /// accesses to model-specific registers, because the software CPU handles them.
     fn left_guest(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
         run.exited = true;
         if run.stopping.take().is_some() {

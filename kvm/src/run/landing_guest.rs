@@ -72,7 +72,7 @@ impl KvmCpu {
     pub(super) fn land(&mut self, run: &mut Run<'_>, delivered: bool) -> Result<Option<End>, Error> {
         let Some(landing) = &mut run.landing else { return Ok(None) };
         if delivered {
-            // The handler of the interrupt runs first.
+            // The guest runs the interrupt's handler first.
             landing.diverted();
             run.left = Left::Other;
         }
@@ -92,8 +92,8 @@ impl KvmCpu {
         if own || !landing.missed(self.branches()?) {
             return Ok(false);
         }
-        // KVM always completes the instruction. The returned values do not matter, because the caller
-        // replaces the state.
+        // KVM always completes the instruction of an exit. The values that the instruction reads do not
+        // matter, because the caller replaces the state.
         const PARTS_OF_AN_INSTRUCTION: u32 = 4096;
         for _ in 0..PARTS_OF_AN_INSTRUCTION {
             match self.vcpu.complete_instruction(run.bus.cr8()) {

@@ -33,7 +33,7 @@ impl KvmCpu {
             if run.met >= run.most_breakpoints {
                 return self.land_by_software(run, goal);
             }
-            // Pass over the breakpoint itself once.
+            // Let the guest pass the breakpoint at its present RIP once.
             self.vcpu.change(|regs: &mut kvm_regs| regs.rflags |= RESUME_FLAG);
         }
         self.vcpu.set_breakpoints(&[goal.rip])?;

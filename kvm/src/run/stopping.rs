@@ -61,7 +61,7 @@ impl KvmCpu {
             _ => 64,
         };
         let read = |at: u64, to: &mut [u8]| self.cpu().core().peek(at, to);
-        // With a count of branches, any place is equally easy to find.
+        // With a count of branches, a replay finds every place equally easily.
         let any = self.counts_branches() || bits != 64;
         let delay_waited_for =
             run.stopping.as_ref().is_some_and(|stopping| stopping.patience == LONGEST_DELAY);
@@ -84,7 +84,7 @@ impl KvmCpu {
         Ok(Some(Stopping::at_one_of(&places, run.patience)))
     }
 
-    /// Handles a breakpoint: at the landing place, which the loop checks, or at a place for a forced stop.
+    /// Handles a breakpoint: at the landing place, which the run loop checks, or at a place for a forced stop.
     pub(super) fn breakpoint(&mut self, run: &mut Run<'_>) -> Result<Option<End>, Error> {
         let synced = self.vcpu.synced();
         let Some(stopping) = &mut run.stopping else {

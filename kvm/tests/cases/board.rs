@@ -7,9 +7,9 @@ use cpu::{Bus, BusSignals};
 
 use crate::machine::{MMIO, MMIO_BYTES};
 
-/// An OUT here requests an interrupt with the written vector. This OUT is not logged.
+/// An OUT to this port requests an interrupt with the written vector. This OUT is not logged.
 const INTERRUPT_PORT: u16 = 0xf0;
-/// An OUT here requests an NMI. This OUT is not logged.
+/// An OUT to this port requests an NMI. This OUT is not logged.
 const NMI_PORT: u16 = 0xf1;
 /// A read at or above this offset of the device's memory requests an interrupt.
 const INTERRUPTING_READS: u64 = 0xf00;

@@ -22,7 +22,7 @@ pub struct Difference {
     pub reason: String,
 }
 
-/// Where a difference is expected.
+/// The models or engines on which a difference is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum On {
     /// The model of new machines.
@@ -70,7 +70,7 @@ impl On {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Halt,
-    /// In the handler of a vector.
+    /// The run ends in the handler of a vector, perhaps with an error code.
     Vector(u8, Option<u32>),
     Shutdown,
     /// The engine cannot continue.
@@ -94,7 +94,7 @@ pub enum Token {
     },
     /// Flags as letters: capitals are set.
     Flags(String),
-    /// Bytes of memory; `None` may be anything.
+    /// Bytes of memory. A byte that is `None` may have any value.
     Memory(u64, Vec<Option<u8>>),
     Access(Access),
     /// The case makes no access, although its expected end lists accesses.

@@ -96,7 +96,7 @@ impl Check<'_> {
         }
     }
 
-    /// Everything that changed since the start.
+    /// Describes everything in `state` that has changed since the start.
     fn changed(&self, state: &CpuState) -> String {
         let names = COMPARED.iter().chain(&["rip"]);
         let found = names.filter(|name| get(state, name) != get(&self.before, name));

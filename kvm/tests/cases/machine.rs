@@ -18,7 +18,7 @@ pub const TSS: u64 = 0x3000;
 pub const CODE: u64 = 0x4000;
 pub const USER_CODE: u64 = 0x5000;
 pub const HANDLERS: u64 = 0x6000;
-/// Stacks grow down from here.
+/// Stacks grow down from this address.
 pub const STACK: u64 = 0x8000;
 pub const USER_STACK: u64 = 0xa000;
 pub const IST1: u64 = 0xf000;
@@ -209,7 +209,7 @@ impl Machine {
         }
     }
 
-    /// A copy of RAM for a CPU, which owns it.
+    /// A copy of RAM for a CPU, which owns its RAM.
     fn take_ram(&self) -> GuestRam {
         let ram = GuestRam::new(RAM_BYTES).expect("2 MiB can be mapped");
         copy_ram(&self.ram, &ram);
@@ -280,7 +280,7 @@ fn gate(vector: u64) -> u64 {
 }
 
 fn build_gdt(ram: &GuestRam, protected: bool) {
-    // Busy, at `TSS`, with room for the fields only: there is no I/O permission bitmap.
+    // A busy TSS at the address `TSS`, whose limit has room for the fields only: there is no I/O permission bitmap.
     let tss = 0x67 | TSS << 16 | 0x8b << 40;
     let kernel = if protected { CODE32 } else { CODE64 };
     for (selector, descriptor) in [

@@ -126,7 +126,7 @@ fn start() -> CpuState {
 pub fn ram() -> GuestRam {
     let ram = GuestRam::new(RAM_BYTES as u64).expect("it is little");
     ram.write_bytes(CODE, &program().expect("every instruction exists"));
-    // Present, writable, accessed, dirty; the last one is a 2 MiB page.
+    // All three entries are present, writable, accessed and dirty. The last entry maps a 2 MiB page.
     for (table, entry) in [(0, TABLES + 0x1067), (0x1000, TABLES + 0x2067), (0x2000, 0xe3)] {
         ram.store_u64(TABLES + table, entry);
     }

@@ -2,7 +2,7 @@
 //! late, much too late, or never. Each landing must give the software CPU's state.
 //!
 //! `TTVM_LANDINGS` is the number of landings. Without a KVM that executes as hardware does, the test says so,
-//! and fails if the number was given. `kvm/src/landing/tests.rs` tests the algorithm on the software CPU.
+//! and fails if `TTVM_LANDINGS` is set. `kvm/src/landing/tests.rs` tests the algorithm on the software CPU.
 
 mod guest;
 
@@ -41,7 +41,7 @@ impl Lander {
         self.cpu.set_counts(to.counts);
     }
 
-    /// The first difference from a place.
+    /// The first difference between the vCPU and the state at `place`.
     fn difference(&self, place: &Snapshot) -> Option<String> {
         let mut ram = vec![0; place.ram.len()];
         self.cpu.cpu().ram().read_bytes(0, &mut ram);

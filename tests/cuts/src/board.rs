@@ -1,5 +1,5 @@
 //! The board around the CPU: ports, device memory, time and interrupt lines. The board's answers depend only on the
-//! step count, so a cut run and an uncut run meet the same devices.
+//! step count. So the devices behave in the same way in a cut run and in an uncut run.
 
 use cpu::{Bus, BusSignals, ProcessorSignals, Startup};
 use guest_ram::RamView;
@@ -26,12 +26,12 @@ pub struct Lines {
     pub seen: u64,
 }
 
-/// The requests that wait for a processor.
+/// The interrupts and messages that are pending for one processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
     /// The vector of the interrupt that the interrupt controller requests.
     pub interrupt: Option<u8>,
-    /// Whether an NMI waits.
+    /// Whether an NMI is pending.
     pub nmi: bool,
     /// Whether the processor waits for a start-up message, has got one, or has started.
     pub startup: Startup,
@@ -46,7 +46,7 @@ pub struct Board {
     ram: RamView,
 }
 
-/// The board's MSR, the APIC's base.
+/// The number of the board's only MSR, IA32_APIC_BASE.
 pub const APIC_BASE: u32 = 0x1b;
 
 /// The effects of a write to a port. The low bits of the port's number choose the effect. Every write also changes the
@@ -59,18 +59,20 @@ const INITIALIZES: u16 = 5;
 const STARTS: u16 = 6;
 
 impl Board {
-    /// A board with these lines.
+    /// Creates a board in the state `lines`.
     pub fn new(ram: RamView, lines: Lines) -> Board {
         Board { lines, ram }
     }
 
-    /// The requests to one of the processors: `number`, modulo the number of processors.
+    /// Returns the pending requests of one processor. The processor's number is `number` modulo the number of
+    /// processors.
     pub fn requests(&mut self, number: u64) -> &mut Requests {
         let count = self.lines.processors.len() as u64;
         &mut self.lines.processors[(number % count) as usize]
     }
 
-    /// The requests to a processor other than the one in the seat, if there are several.
+    /// Returns the pending requests of a processor that is not in the seat, if there are several processors.
+    /// `number` chooses the processor.
     fn requests_to_another(&mut self, number: u64) -> Option<&mut Requests> {
         let (count, seat) = (self.lines.processors.len() as u64, self.lines.seat as u64);
         (count > 1).then(|| self.requests(seat + 1 + number % (count - 1)))
@@ -79,8 +81,8 @@ impl Board {
     /// Writes 8 or 64 bytes of RAM as a device does. The value determines the address and the bytes.
     pub fn write_ram(&self, value: u64) {
         let offset = mix(value) % (RAM_BYTES / 8) * 8;
-        // Noise in page tables and descriptors ends most programs. So half of the writes copy bytes from the same place
-        // of another page.
+        // Random bytes in page tables and descriptors end most programs. So half of the writes copy bytes from
+        // another page, from the same offset in this page.
         if value & 1 == 0 {
             self.ram.write_bytes(offset, &mix(!value).to_le_bytes());
         } else {

@@ -16,7 +16,7 @@ use crate::ways::{self, Snapshot, Steps, Way};
 pub enum Kind {
     /// Short programs in every mode, with any instruction. Each run is compared with single steps.
     Anything,
-    /// As [`Kind::Anything`], with several processors that take turns.
+    /// Programs as of [`Kind::Anything`], but with several processors that run in turn.
     Several,
     /// Long programs of hot loops. Each run is compared with the interpreter's run from cut to cut.
     Loops,
@@ -32,8 +32,8 @@ impl Kind {
         }
     }
 
-    /// The ways to run the program with this number. A program of hot loops runs uncut and in one other way, and other
-    /// programs run in all ways.
+    /// The ways to run the program with this number. A program of hot loops runs in two ways: without cuts, and in
+    /// one other way. A program of another kind runs in all ways.
     fn ways(self, number: u64) -> Vec<Way> {
         match self {
             Kind::Anything | Kind::Several => Way::ALL.to_vec(),
@@ -41,7 +41,7 @@ impl Kind {
         }
     }
 
-    /// The result with which every way to run the program is compared.
+    /// Returns the reference run: the snapshots with which every other run of the program is compared.
     pub fn reference(self, program: &Program) -> Vec<Snapshot> {
         let steps = if self == Kind::Loops { Steps::Many } else { Steps::Single };
         ways::reference::<Interpreted>(program, steps)
@@ -113,8 +113,8 @@ pub fn check<T: Tier>(kind: Kind, seed: u64, number: u64) -> (Program, u64, Opti
     (program, steps, difference)
 }
 
-/// Runs programs until there are enough steps or differences. `tell` is called for each difference as it is found, and
-/// now and then with the steps so far.
+/// Runs programs until there are enough steps or differences. `tell` is called for each difference when it is
+/// found, and from time to time with the number of steps so far.
 pub fn run<T: Tier>(options: &Options, mut tell: impl FnMut(News)) -> Summary {
     let next = AtomicU64::new(options.first);
     let steps = AtomicU64::new(0);

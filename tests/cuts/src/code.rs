@@ -17,7 +17,7 @@ pub enum Bits {
 
 /// Writes instructions of one width.
 pub struct Writer {
-    /// Source of every choice.
+    /// The random generator that makes every choice.
     pub rng: Rng,
     /// The code's default operand and address size.
     pub bits: Bits,
@@ -33,15 +33,15 @@ const NO_EXECUTE: u64 = 1 << 63;
 
 /// How an instruction's memory operand is encoded.
 struct Memory {
-    /// Whether the operand needs the address-size prefix.
+    /// Whether the memory operand needs the address-size prefix.
     prefixed: bool,
-    /// ModRM without its register field, SIB, displacement.
+    /// The bytes of the encoding: ModRM without its register field, SIB, displacement.
     bytes: Vec<u8>,
 }
 
 type Template = fn(&mut Writer);
 
-/// The templates. The number is a template's weight in the random choice.
+/// All templates of instructions. The number before a template is its weight in the random choice.
 const TEMPLATES: &[(u64, Template)] = &[
     (30, Writer::arithmetic),
     (16, Writer::load_immediate),
@@ -82,11 +82,11 @@ impl Writer {
         self.out.truncate(length);
     }
 
-    /// Writes a handler. The handler drops the error code, if `error_code` is true, changes the return address or not,
-    /// and returns.
+    /// Writes an exception handler. The handler removes the error code from the stack if `error_code` is true. Then
+    /// the handler may change the return address, and returns.
     pub fn handler(&mut self, error_code: bool) {
         if error_code {
-            // Drop the error code. LEA does not change the flags.
+            // Remove the error code from the stack by LEA, which does not change the flags.
             match self.bits {
                 Bits::B64 => self.put(&[0x48, 0x8d, 0x64, 0x24, 8]),
                 Bits::B32 => self.put(&[0x8d, 0x64, 0x24, 4]),
@@ -146,7 +146,8 @@ impl Writer {
         self.rng.pick(&[0, 1, 2, 3, 5, 6, 7])
     }
 
-    /// An address inside the code, often near a page's end, and sometimes the same place in the alias ([`ALIAS`]).
+    /// An address inside the code, often near a page's end. Sometimes the address is in the alias, a second mapping
+    /// of the same RAM ([`ALIAS`]).
     pub fn code_address(&mut self) -> u64 {
         let page = CODE + self.rng.below((CODE_END - CODE) / PAGE) * PAGE;
         let offset =
@@ -166,7 +167,7 @@ impl Writer {
             _ => (ALIAS + CODE + self.rng.below(CODE_END - CODE)) / PAGE,
         };
         if self.rng.percent(3) {
-            // An entry of a higher table, which the two address spaces may share.
+            // Return the address of an entry in a higher-level table, which the two address spaces may share.
             return self.rng.pick(&[ROOTS[0], ROOTS[1], MIDDLES[0], DIRECTORIES[0], DIRECTORIES[0] + 8]);
         }
         if self.rng.percent(6) {
@@ -175,7 +176,7 @@ impl Writer {
         table + page * if self.narrow_tables { 4 } else { 8 }
     }
 
-    /// A page-table entry.
+    /// Returns a random page-table entry.
     fn entry(&mut self) -> u64 {
         let page = match self.rng.below(10) {
             0..=6 => CODE + self.rng.below(CODE_END - CODE),
@@ -196,7 +197,7 @@ impl Writer {
         page & !(PAGE - 1) | rights
     }
 
-    /// A descriptor: code, data or a gate, with odd limits and rights.
+    /// Returns a random descriptor: code, data or a gate, with unusual limits and rights.
     fn descriptor(&mut self) -> u64 {
         let code = 0x00cf_9b00_0000_ffff;
         match self.rng.below(8) {
@@ -211,8 +212,8 @@ impl Writer {
         }
     }
 
-    /// A number for a register: an address, a page-table entry, a descriptor, a selector, a boundary value or a random
-    /// number.
+    /// Returns a value to load into a register: an address, a page-table entry, a descriptor, a selector, a
+    /// boundary value or a random number.
     pub fn value(&mut self) -> u64 {
         match self.rng.below(16) {
             0 | 1 => self.code_address(),
@@ -233,7 +234,8 @@ impl Writer {
         }
     }
 
-    /// A memory operand: relative to a register, or at an address in the code, the tables or the data.
+    /// Returns a random memory operand: relative to a register, or at an absolute address in the code, the tables
+    /// or the data.
     fn memory(&mut self) -> Memory {
         if self.rng.percent(35) {
             let address = if self.rng.percent(30) { self.entry_address() } else { self.value() };
@@ -390,7 +392,7 @@ impl Writer {
     fn rewrite_table(&mut self) {
         let (register, address) = (self.free_register(), self.entry_address());
         match self.rng.below(8) {
-            // One bit of the entry: rights, accessed, dirty, the page's number.
+            // Change one bit of the entry: a right, accessed, dirty, or a bit of the page's number.
             0 => {
                 let memory = self.absolute(address);
                 let which = self.rng.pick(&[5, 6, 7]);
@@ -398,7 +400,7 @@ impl Writer {
                 let bit = self.rng.pick(&[0, 1, 2, 5, 6, 12, 13, 63]);
                 self.put(&[bit]);
             }
-            // Copies the value of another entry.
+            // Copy the value of another page-table entry.
             1 => {
                 let from = self.entry_address();
                 let memory = self.absolute(from);
@@ -462,7 +464,7 @@ impl Writer {
                 self.put(&[opcode, distance]);
             }
             7 | 8 => {
-                // A jump or call through a register to an address in the code.
+                // Write a jump or call through a register to an address in the code.
                 let (register, place) = (self.free_register(), self.code_address());
                 self.immediate(register, place);
                 let how = self.rng.pick(&[0x20, 0x10]);
@@ -522,9 +524,9 @@ impl Writer {
         }
     }
 
-    /// Writes accesses close to each other, through one register, or through two with almost the same value. Between
-    /// the accesses the code changes the register, the page's entry or the rights. The accesses are often at a page's
-    /// end.
+    /// Writes accesses close to each other, through one register, or through two registers with almost the same
+    /// value. Between the accesses the code changes the register, the page-table entry or the access rights. The
+    /// accesses are often at a page's end.
     fn neighbours(&mut self) {
         if self.bits != Bits::B64 {
             return self.stack();
@@ -779,7 +781,8 @@ impl Writer {
             }
             8 => {
                 let (opcode, which) = (self.rng.pick(&[0xff, 0xf7, 0xd1]), self.byte() & 7);
-                // Prefer the first two operations, because jumps, calls and divisions end too many programs.
+                // Mostly choose one of the opcode's first two operations (INC, DEC or TEST), because jumps, calls
+                // and divisions end too many programs.
                 let which = if opcode == 0xd1 { which } else { self.rng.pick(&[0, 1, which]) };
                 self.based(rex, &[opcode], which, base, index, distance);
                 if opcode == 0xf7 && which < 2 {
@@ -924,15 +927,16 @@ impl Writer {
         let register = self.free_register();
         self.immediate(register, value);
         if number == 8 {
-            // MOV CR8, as 64-bit code and as AMD's LOCK MOV CR0.
+            // Write MOV CR8: in 64-bit code with a REX prefix, in other code as AMD's LOCK MOV CR0.
             let prefix = if self.bits == Bits::B64 { 0x44 } else { 0xf0 };
             return self.put(&[prefix, 0x0f, 0x22, 0xc0 | register]);
         }
         self.put(&[0x0f, 0x22, 0xc0 | number << 3 | register]);
     }
 
-    /// Switches between address spaces, and accesses memory after each switch. Before half of the switches, the code
-    /// changes an entry of a top-level page table (a root): the current one's or another's.
+    /// Writes code that switches between address spaces, and accesses memory after each switch. A root is the
+    /// top-level page table of an address space. Before half of the switches, the code changes an entry of the
+    /// current root or of another root.
     fn switch_spaces(&mut self) {
         if self.bits != Bits::B64 {
             return self.control_register();

@@ -1,6 +1,6 @@
-//! Digests of programs' results. One processor of a vendor makes the digests, and every other processor
-//! compares its own. The tree keeps the digests of each vendor in `golden/`. A recording made on one vendor's
-//! processor replays on another vendor's only if the digests are equal.
+//! Digests of programs' results. The folder `golden/` has digests that a processor of each vendor has made. On
+//! every host, the tests compare the host's own digests with these files. A recording made on one vendor's
+//! processor replays on another vendor's processor only if the digests are equal.
 
 use std::fmt::Write;
 use std::num::NonZeroUsize;
@@ -13,7 +13,7 @@ use crate::tier::Tier;
 use crate::ways::Guest;
 use seeded::mix;
 
-/// The programs with digests: for each kind, the number of programs, which are the programs 0, 1, 2 and so on.
+/// The programs with digests: for each kind, how many programs. The programs have the numbers 0, 1, 2 and so on.
 const PROGRAMS: [(Kind, u64); 2] = [(Kind::Anything, 400), (Kind::Loops, 40)];
 const SEED: u64 = 20_263;
 
@@ -22,8 +22,8 @@ pub fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden")
 }
 
-/// A line for every `distance`th program: its kind, its number, its steps, and the digest of all state and RAM at its
-/// end.
+/// Returns a line for every `distance`th program: its kind, its number, its steps, and the digest of all state and
+/// RAM at its end.
 pub fn every<T: Tier>(distance: NonZeroUsize) -> String {
     let mut text = String::new();
     for (kind, count) in PROGRAMS {
@@ -35,7 +35,8 @@ pub fn every<T: Tier>(distance: NonZeroUsize) -> String {
     text
 }
 
-/// The number of steps and the digest of a program. The run is cut only at events from outside.
+/// Returns the number of steps of a program, and the digest of its result. The run is cut only at events from
+/// outside.
 fn of<T: Tier>(kind: Kind, number: u64) -> (u64, u64) {
     let program = kind.program(SEED, number);
     let mut guest = Guest::<T>::start(&program);

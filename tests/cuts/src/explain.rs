@@ -13,7 +13,8 @@ use crate::ways::{self, Snapshot};
 
 /// Number of instructions that the description shows. The guests differ after the last shown instruction.
 const SHOWN: u64 = 8;
-/// The largest number of run lengths to try one after the other. If more lengths are possible, `difference` bisects.
+/// The largest number of run lengths that `difference` tries one after the other. If more lengths are possible,
+/// `difference` bisects.
 const ONE_BY_ONE: u64 = 2000;
 /// The largest number of lines of differences that are shown.
 const LINES: usize = 24;
@@ -30,7 +31,8 @@ pub fn difference<T: Tier>(kind: Kind, seed: u64, found: &Difference) -> String 
         found.way,
         program.length(),
     );
-    // Run the program for fewer steps. The shortest run with a difference shows the step.
+    // Run the program for `length` steps. The shortest run with a difference shows the step that makes the
+    // difference.
     let ended_at = |length| {
         let shortened = program.shortened(length);
         let expected = kind.reference(&shortened);
@@ -61,7 +63,7 @@ pub fn difference<T: Tier>(kind: Kind, seed: u64, found: &Difference) -> String 
     text
 }
 
-/// The guest after `step` steps of the interpreter.
+/// Returns the guest after `step` steps of the interpreter.
 fn at(kind: Kind, program: &Program, step: u64) -> Snapshot {
     if step == 0 {
         return ways::Guest::<Interpreted>::start(program).snapshot();

@@ -1,48 +1,50 @@
-//! The layout of the small guest: 128 KiB of RAM, mapped one to one, and mapped once more behind itself.
+//! The layout of the small guest. The guest has 128 KiB of RAM. The page tables map RAM at equal virtual addresses,
+//! and once more at the virtual addresses directly after these.
 
-/// All of RAM.
+/// The size of RAM in bytes.
 pub const RAM_BYTES: u64 = 0x2_0000;
-/// Bytes of a page.
+/// The size of a page in bytes.
 pub const PAGE: u64 = 0x1000;
 
-/// Interrupt table of protected and long mode. The interrupt table of real mode is at 0.
+/// Address of the interrupt table of protected and long mode. The interrupt table of real mode is at address 0.
 pub const IDT: u64 = 0x1000;
-/// Global descriptor table.
+/// Address of the global descriptor table.
 pub const GDT: u64 = 0x2000;
-/// Local descriptor table: a copy of the global one.
+/// Address of the local descriptor table, which is a copy of the global descriptor table.
 pub const LDT: u64 = 0x2800;
-/// Task-state segment.
+/// Address of the task-state segment.
 pub const TSS: u64 = 0x3000;
-/// The TSS that a task gate leads to.
+/// Address of the TSS to which a task gate switches.
 pub const OTHER_TSS: u64 = 0x3800;
 
-/// Pages for page tables.
+/// Address of the first page for page tables.
 pub const TABLES: u64 = 0x4000;
-/// The end of the pages for page tables.
+/// The address after the last page for page tables.
 pub const TABLES_END: u64 = 0xc000;
-/// The root tables of the two address spaces: page directories, or PML4 tables. With PAE paging, the root tables are
-/// [`MIDDLES`].
+/// Addresses of the root tables of the two address spaces: page directories, or PML4 tables. With PAE paging, the
+/// root tables are [`MIDDLES`].
 pub const ROOTS: [u64; 2] = [0x4000, 0x6000];
-/// Page tables of the two address spaces.
+/// Addresses of the last-level page tables of the two address spaces.
 pub const LEAVES: [u64; 2] = [0x5000, 0x7000];
-/// Page-directory-pointer tables.
+/// Addresses of the page-directory-pointer tables of the two address spaces.
 pub const MIDDLES: [u64; 2] = [0x8000, 0x9000];
-/// Page directories of PAE and 4-level paging.
+/// Addresses of the page directories of the two address spaces, with PAE and 4-level paging.
 pub const DIRECTORIES: [u64; 2] = [0xa000, 0xb000];
 
 /// The first byte of code.
 pub const CODE: u64 = 0xc000;
 /// The address after the last byte of code.
 pub const CODE_END: u64 = 0x1_0000;
-/// Handlers, [`HANDLER_BYTES`] for each vector.
+/// Address of the exception handlers. Each vector's handler takes [`HANDLER_BYTES`].
 pub const HANDLERS: u64 = 0x1_0000;
-/// Bytes of a handler.
+/// The size of an exception handler in bytes.
 pub const HANDLER_BYTES: u64 = 32;
-/// Stacks: the program's, the kernel's and one of the interrupt stack table.
+/// Addresses of three stacks: the program's, the kernel's, and a stack of the interrupt stack table.
 pub const STACKS: [u64; 3] = [0x1_3000, 0x1_4800, 0x1_6000];
-/// Data, up to the end of RAM.
+/// Address of the data, which reaches to the end of RAM.
 pub const DATA: u64 = 0x1_8000;
-/// All RAM once more, behind itself: virtual addresses that the page tables shuffle.
+/// The first virtual address of the alias, the second mapping of all RAM. In the alias, the pages are in a random
+/// order.
 pub const ALIAS: u64 = RAM_BYTES;
 
 /// Selectors in the global descriptor table.

@@ -4,10 +4,11 @@
 //! devices wherever two runs pass the same step ([`campaign`]). For a difference the package finds the instruction
 //! ([`explain`]).
 //!
-//! [`loops`] makes the other kind of programs: hot loops in 64-bit mode. The loops test the CPU's caches of often
-//! executed code. A program takes millions of steps, and most steps are not compared one by one.
+//! [`loops`] makes a second kind of programs: hot loops in 64-bit mode. The loops test the CPU's caches of often
+//! executed code. A program of hot loops takes millions of steps, and most of these steps are not compared one by
+//! one.
 //!
-//! The ways run programs on any CPU that implements [`tier::Tier`].
+//! The package can run programs on any CPU that implements [`tier::Tier`].
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,7 @@
-//! Programs of hot loops that resemble compiled code: nested, with functions, branches and accesses that walk through
-//! pages. The CPU reuses its caches of often executed code here, for up to millions of steps in a program. Meanwhile
-//! the loops' own stores change their code and their pages' entries, and faults leave the loops in the middle.
+//! Programs of hot loops that resemble compiled code: nested, with functions, branches and accesses that walk
+//! through pages. In these programs, the CPU reuses its caches of often executed code for up to millions of steps.
+//! Meanwhile the loops' own stores change their code and their pages' entries, and faults leave the loops in the
+//! middle.
 //!
 //! Instructions are drawn from all instructions that user-mode code may execute ([`silicon::catalogue`]). Some
 //! registers have roles that no drawn instruction changes, so that the loops stay loops:
@@ -26,9 +27,9 @@ use seeded::Rng;
 const BASES: [u8; 5] = [3, 5, 6, 7, 12];
 /// Number of bytes that stay free at the end of a code region. The last part of a loop always fits in these bytes.
 const RESERVE: usize = 0x180;
-/// Where the upper half of all addresses begins.
+/// The address at which the upper half of the canonical addresses begins.
 const UPPER: u64 = 0xffff_8000_0000_0000;
-/// Where SYSCALL leads to: a handler that no vector needs.
+/// The address to which SYSCALL jumps. The address belongs to the handler of a vector that no program uses.
 pub const SYSCALL_ENTRY: u64 = HANDLERS + 0xf0 * HANDLER_BYTES;
 
 /// All instructions that [`silicon::catalogue`] offers, and the integer instructions among them.
@@ -90,12 +91,12 @@ pub fn code(rng: &mut Rng, kernel: bool) -> Vec<(u64, Vec<u8>)> {
     vec![(CODE, loops.code), (CODE_END - PAGE, leaves.code)]
 }
 
-/// A handler. After a fault the handler continues at the loop's end, after any other vector where
-/// the event came.
+/// Returns the code of an exception handler. After a fault, the handler returns to the end of the innermost loop.
+/// After any other vector, the handler returns to the interrupted instruction.
 pub fn handler(vector: u64, error_code: bool) -> Vec<u8> {
     let mut code = Vec::new();
     if error_code {
-        // Drop the error code. LEA does not change the flags.
+        // Remove the error code from the stack by LEA, which does not change the flags.
         code.extend([0x48, 0x8d, 0x64, 0x24, 8]);
     }
     if vector < 0x20 && !matches!(vector, 1..=3) {
@@ -128,7 +129,8 @@ impl LoopWriter {
         fine
     }
 
-    /// Writes the whole program: outer loops one behind the other, and a jump from the last back to the first.
+    /// Writes the whole program: outer loops one after the other, and a jump from the end of the last loop to the
+    /// first loop.
     fn program(&mut self) {
         for _ in 0..1 + self.rng.below(5) {
             self.outer();
@@ -195,7 +197,7 @@ impl LoopWriter {
         self.branch_back(head);
     }
 
-    /// `jnz head`, in its short form if that reaches.
+    /// Writes `jnz head`, in its short form if the distance fits into a byte.
     fn branch_back(&mut self, head: u64) {
         let short = head.wrapping_sub(self.here() + 2) as i64;
         if short >= -128 {
@@ -217,13 +219,13 @@ impl LoopWriter {
         self.put(&[0xc3]);
     }
 
-    /// `mov register, value`.
+    /// Writes `mov register, value`.
     fn load(&mut self, register: u8, value: u64) {
         self.put(&[0x48 | register >> 3, 0xb8 | register & 7]);
         self.put(&value.to_le_bytes());
     }
 
-    /// An address for a base register: in the data, often near a page's end, sometimes in the alias.
+    /// Returns an address for a base register: in the data, often near a page's end, sometimes in the alias.
     fn place(&mut self) -> u64 {
         let end = DATA + (1 + self.rng.below(4)) * PAGE;
         let place = end - if self.rng.percent(40) { self.rng.below(200) } else { self.rng.below(PAGE) };
@@ -239,7 +241,7 @@ impl LoopWriter {
         self.rng.pick(&[0, 1, 2, 8, 9, 10, 11])
     }
 
-    /// Writes an instruction that advances a base register: `add` or `lea`.
+    /// Writes an instruction that increases a base register: `add` or `lea`.
     fn move_on(&mut self) {
         let (base, distance) = (self.rng.pick(&BASES), self.rng.pick(&[1, 4, 8, 8, 8, 16, 64, 0xf8]));
         if self.rng.percent(50) {
@@ -286,7 +288,7 @@ impl LoopWriter {
         self.patch(from);
     }
 
-    /// Makes the branch that ends at `from` lead to the current end of the code.
+    /// Sets the target of the branch that ends at `from` to the current end of the code.
     fn patch(&mut self, from: usize) {
         let distance = (self.code.len() - from) as u32;
         self.code[from - 4..from].copy_from_slice(&distance.to_le_bytes());
@@ -344,7 +346,7 @@ impl LoopWriter {
         let at = self.immediates[self.rng.below(self.immediates.len() as u64) as usize] + self.rng.below(4);
         let at = at + if self.rng.percent(20) { ALIAS } else { 0 };
         if self.rng.percent(50) {
-            // Store always the same byte, so that only the first store changes the code.
+            // Write a store of the same byte each time, so that only the first store changes the code.
             self.put(&[0xc6, 0x04, 0x25]);
             self.put(&(at as u32).to_le_bytes());
             let value = self.rng.bits() as u8;
@@ -355,7 +357,8 @@ impl LoopWriter {
         }
     }
 
-    /// Writes a change of the entry of a page with data: its rights, its target, its accessed and dirty bits.
+    /// Writes code that changes the page-table entry of a page with data: the entry's rights, its target, its
+    /// accessed and dirty bits.
     fn change_entry(&mut self) {
         if self.rng.percent(10) {
             return self.change_root();
@@ -369,8 +372,8 @@ impl LoopWriter {
         self.change(LEAVES[0] + 8 * page, bits);
     }
 
-    /// Writes a change of a root table's entry. The entry then leads to the other of the two sets of tables, which map
-    /// the same code, or gets other rights.
+    /// Writes code that changes an entry of a root table. The entry gets other rights, or points to the other set
+    /// of tables. The two sets of tables map the same code.
     fn change_root(&mut self) {
         let root = self.rng.pick(&ROOTS);
         let (half, bits) = self.rng.pick(&[(0, 0x1000), (256, 0x1000), (256, 1), (256, 2), (256, 0x20)]);
@@ -486,10 +489,11 @@ impl LoopWriter {
         }
     }
 
-    /// Whether the registers with roles do not change, except the registers that a string instruction moves.
+    /// Returns whether the instruction changes no register with a role. The pointer registers that a string
+    /// instruction advances are allowed to change.
     fn keeps_roles(&mut self, instruction: &Instruction, string: bool) -> bool {
         use Mnemonic::*;
-        // These instructions load the whole x87 and vector state from noise. After that, most x87 and vector
+        // These instructions load the whole x87 and vector state from random bytes. After that, most x87 and vector
         // instructions fault.
         if matches!(instruction.mnemonic(), Fxrstor | Fxrstor64 | Frstor | Fldenv | Enter | Leave) {
             return false;
@@ -511,7 +515,7 @@ impl LoopWriter {
         })
     }
 
-    /// Gives the memory operand a base with a role, sometimes an index, and a displacement.
+    /// Gives the memory operand a base register with a role, a displacement, and sometimes an index register.
     fn aim(&mut self, instruction: &mut Instruction) {
         use Register::*;
         let base = self.rng.pick(&[RBX, RBP, RSI, RDI, R12]);
@@ -520,7 +524,7 @@ impl LoopWriter {
         instruction.set_memory_index(None);
         instruction.set_memory_index_scale(1);
         if self.rng.percent(15) {
-            // R13, the inner loop's counter, is small enough for an index.
+            // Use R13, the inner loop's counter, because its values are small enough for an index.
             instruction.set_memory_index(R13);
             instruction.set_memory_index_scale(self.rng.pick(&[1, 4, 8, 8]));
         }

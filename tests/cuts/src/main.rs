@@ -8,10 +8,11 @@ use cuts::campaign::{self, Difference, Kind, News, Options};
 use cuts::tier::{Interpreted, Inverted, Tier, Translated};
 use cuts::{digests, explain};
 
-/// Runs random small guests uncut, cut and restored in several ways, and compares them wherever two pass the same step.
+/// Runs random small guests in several ways: uncut, cut and restored. Compares the guests wherever two runs pass
+/// the same step.
 #[derive(Parser)]
 struct Arguments {
-    /// Steps of the programs, each counted once for all ways.
+    /// Number of steps after which no new program begins. A step counts once, although it runs in several ways.
     #[arg(long, default_value_t = 10_000_000)]
     steps: u64,
     /// The seed that determines the programs.
@@ -26,7 +27,7 @@ struct Arguments {
     /// Programs of several processors that take turns.
     #[arg(long, conflicts_with = "loops")]
     several: bool,
-    /// The interpreter alone, instead of the translator. Interpreter and translator are compared with the interpreter's
+    /// Tests the interpreter instead of the translator. The fuzzer compares each of the two with the interpreter's
     /// single steps.
     #[arg(long, conflicts_with = "inverted")]
     interpreter: bool,
@@ -36,7 +37,7 @@ struct Arguments {
     /// Number of threads.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// Runs the programs of `tests/cuts/golden` and prints a digest of each one's end. With a number N, runs
+    /// Runs the programs of `tests/cuts/golden` and prints a digest of each program's result. With a number N, runs
     /// every Nth program.
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1")]
     digests: Option<NonZeroUsize>,
@@ -94,7 +95,7 @@ fn fuzz<T: Tier>(arguments: &Arguments) -> ExitCode {
     if summary.differences.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The command that runs only the program of a difference.
+/// Returns the command that runs only the program in which a difference was found.
 fn again(arguments: &Arguments, found: &Difference) -> String {
     let flags = [
         (arguments.loops, " --loops"),

@@ -7,7 +7,7 @@ use crate::layout::*;
 use crate::loops;
 use seeded::Rng;
 
-/// How the guest begins.
+/// The CPU mode in which the guest begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Real mode.
@@ -48,7 +48,7 @@ pub enum Event {
     Nmi,
     /// A device writes RAM. The number determines the address and the bytes.
     WriteRam(u64),
-    /// Gives turns to the processors (`Cpu::give_turns`). The number determines the turns.
+    /// The run gives turns to the processors (`Cpu::give_turns`). The number determines the turns.
     Turns(u64),
 }
 
@@ -65,7 +65,7 @@ pub struct Program {
     pub others: Vec<CpuState>,
     /// The policy that gives turns to several processors.
     pub policy: TurnPolicy,
-    /// The state of the turns at the start, if it is not the policy's own.
+    /// The state of the turns at the start; `None` if the policy itself creates this state.
     pub turns: Option<TurnState>,
     /// RAM at the start.
     pub ram: Vec<u8>,
@@ -101,7 +101,7 @@ impl Mode {
         matches!(self, Mode::Long | Mode::Compatibility16 | Mode::Compatibility32)
     }
 
-    /// Width and code selector of the handlers.
+    /// Returns the code size and the code selector of the handlers.
     fn handlers(self) -> (Bits, u16) {
         match self {
             Mode::Real => (Bits::B16, 0),
@@ -130,7 +130,7 @@ impl Program {
         let turns = rng.percent(50).then(|| turns_with_looks(&mut rng));
         let mut program =
             Program { policy, turns, ..Program::of_processors(stream(rng.bits(), number), count) };
-        // Most turns of a policy are longer than the program.
+        // Add events that give turns, because most turns of a policy are longer than the program.
         let length = program.length();
         for _ in 0..1 + rng.below(6) {
             program.events.push((1 + rng.below(length - 1), Event::Turns(rng.bits())));
@@ -195,7 +195,7 @@ impl Program {
         Program { mode, paging, state, others, policy, turns: None, ram, events, cuts }
     }
 
-    /// This program with its end at step `length`.
+    /// Returns this program, but with its end at step `length`.
     pub fn shortened(&self, length: u64) -> Program {
         let mut program = self.clone();
         program.events.retain(|event| event.0 <= length);
@@ -204,14 +204,14 @@ impl Program {
         program
     }
 
-    /// Largest number of steps that the program takes.
+    /// Returns the largest number of steps that the program takes.
     pub fn length(&self) -> u64 {
         self.cuts.last().copied().unwrap_or(0)
     }
 }
 
-/// The state of turns in which spins yield. Looks for spins come earlier than in turns of a policy, so that short programs
-/// have some.
+/// Returns a state of the turns in which a spin ends a turn. The CPU looks for a spin earlier than in a turn of a
+/// policy, so that it looks for spins even in short programs.
 fn turns_with_looks(rng: &mut Rng) -> TurnState {
     let next_look = Some(1 + rng.below(1000));
     let registers = rng.percent(50).then(|| rng.bits());
@@ -219,12 +219,12 @@ fn turns_with_looks(rng: &mut Rng) -> TurnState {
     TurnState { generator, left, spins: Some(SpinState { next_look, registers }), ..TurnState::default() }
 }
 
-/// The turns that a number determines: some tens, most of them short.
+/// Returns the turns that `number` determines: some tens of turns, most of them short.
 pub(crate) fn turns(number: u64) -> Vec<Turn> {
     let mut rng = stream(number, 0);
     let turn = |rng: &mut Rng| {
         let longest = rng.pick(&[2, 2, 5, 30, 200]);
-        // The number may be larger than the number of any processor.
+        // Sometimes the guest has no processor with this number.
         Turn { processor: rng.below(5) as u8, steps: 1 + rng.below(longest) as u32 }
     };
     (0..1 + rng.below(100)).map(|_| turn(&mut rng)).collect()
@@ -261,7 +261,7 @@ fn cuts(rng: &mut Rng, length: u64, events: &[(u64, Event)]) -> Vec<u64> {
     cuts
 }
 
-/// A guest's RAM while it is made.
+/// A guest's RAM while the program is generated.
 struct Image {
     rng: Rng,
     ram: Vec<u8>,
@@ -311,8 +311,8 @@ impl Image {
         }
     }
 
-    /// The loops as code, and handlers that continue the loops. Everything except the data is mapped one to
-    /// one, with all rights.
+    /// Writes the loops and the handlers into RAM, and fills the page tables. All pages except the data are mapped
+    /// to equal physical addresses, with all rights.
     fn loops(&mut self, kernel: bool) {
         for (at, code) in loops::code(&mut self.rng, kernel) {
             self.put(at, &code);
@@ -326,7 +326,8 @@ impl Image {
         for leaf in LEAVES {
             let mut frames = (DATA / PAGE..RAM_BYTES / PAGE).collect::<Vec<_>>();
             for page in 0..RAM_BYTES / PAGE {
-                // Consecutive pages of data lie anywhere, so an access across a page's end has two places.
+                // The physical frames of data pages are in a random order. So an access across a page's end uses
+                // two distant parts of RAM.
                 let frame = if page * PAGE < DATA {
                     page
                 } else {
@@ -336,7 +337,7 @@ impl Image {
                 self.put64(leaf + 8 * page, frame * PAGE | OPEN & !unused);
             }
         }
-        // The upper half of all addresses is the other address space, under both roots.
+        // Under both roots, the upper half of the virtual addresses maps the other address space.
         for root in ROOTS {
             self.put64(root + 8 * 256, MIDDLES[1] | 0x27);
         }
@@ -358,7 +359,7 @@ impl Image {
         state
     }
 
-    /// The entry that maps a page, mostly with all rights.
+    /// Returns the page-table entry that maps `page`, mostly with all rights.
     fn entry(&mut self, page: u64) -> u64 {
         let rights = match self.rng.below(40) {
             0 => OPEN & !2,
@@ -391,8 +392,8 @@ impl Image {
                 put(self, leaf, page, entry);
             }
             let upper = 0x27;
-            // Entries of the page directory: a large page, the other address space's tables, and the directory itself
-            // as a page table.
+            // Fill the first entries of the page directory. The entries lead to a large page, to the page table of
+            // the other address space, and to the directory itself as a page table.
             let directory = if narrow { ROOTS[space] } else { DIRECTORIES[space] };
             put(self, directory, 0, leaf | upper);
             put(self, directory, 1, 0xe7);
@@ -406,7 +407,7 @@ impl Image {
                     DIRECTORIES[space] | if self.paging == Paging::Pae { 1 } else { upper },
                 );
                 if self.paging == Paging::Long {
-                    // Address spaces may share everything except their roots.
+                    // In some programs, the two address spaces share all tables except their roots.
                     let shared = self.rng.percent(35);
                     put(self, ROOTS[space], 0, MIDDLES[if shared { 0 } else { space }] | upper);
                 }
@@ -604,7 +605,7 @@ impl Image {
             }
             _ => {}
         }
-        // A code segment that ends inside the code, or does not begin at 0.
+        // Use a code segment that ends inside the code, or does not begin at 0.
         if self.mode != Mode::Long && self.mode != Mode::Virtual86 {
             if self.rng.percent(25) {
                 code.limit = (state.rip + self.rng.below(0x400)) as u32;

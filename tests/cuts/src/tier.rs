@@ -3,37 +3,37 @@
 use cpu::{Bus, Counts, Cpu, CpuState, Stop};
 use guest_ram::GuestRam;
 
-/// A CPU over RAM.
+/// A CPU that executes a guest in its RAM.
 pub trait Tier {
-    /// A CPU with empty caches.
+    /// Creates a CPU with empty caches.
     fn new(ram: GuestRam) -> Self;
-    /// The software CPU inside.
+    /// Returns the software CPU that this type contains.
     fn inner(&mut self) -> &mut Cpu;
-    /// As [`Tier::inner`], for reading.
+    /// Returns the same CPU as [`Tier::inner`], but for reading only.
     fn cpu(&self) -> &Cpu;
-    /// Replaces state and counts. RAM may have been replaced in any way.
+    /// Replaces state and counts. Before this call, RAM may have been changed without setting its page flags.
     fn set_state(&mut self, state: &CpuState, counts: Counts) {
         self.inner().set_state(state);
         self.inner().set_counts(counts);
     }
-    /// Replaces state and counts. RAM was replaced by writes that set its page flags.
+    /// Replaces state and counts. Before this call, RAM was changed only by writes that set its page flags.
     fn restore_state(&mut self, state: &CpuState, counts: Counts) {
         self.inner().restore_state(state);
         self.inner().set_counts(counts);
     }
-    /// The whole state.
+    /// Returns the CPU's whole state.
     fn state(&self) -> CpuState {
         self.cpu().state()
     }
-    /// Guest memory.
+    /// Returns the guest's memory.
     fn ram(&self) -> &GuestRam {
         self.cpu().ram()
     }
-    /// The CPU's counts so far.
+    /// Returns the CPU's counts so far.
     fn counts(&self) -> Counts {
         self.cpu().counts()
     }
-    /// Runs to a step count, or until something else stops it.
+    /// Runs to a step count, or until another event stops the CPU.
     fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop {
         let origin = self.cpu().steps();
         self.inner().run(bus, until_steps, origin)
@@ -46,7 +46,8 @@ pub struct Interpreted(Cpu);
 /// The software CPU with its translator, which translates all code at its first execution.
 pub struct Translated(Cpu);
 
-/// As [`Translated`], but inverts every result that the manuals leave undefined of the host's instructions.
+/// The software CPU as in [`Translated`], but its translated code inverts every result that the manuals of the
+/// host's instructions leave undefined.
 pub struct Inverted(Cpu);
 
 macro_rules! tier {

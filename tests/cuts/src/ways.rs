@@ -9,22 +9,24 @@ use crate::program::{Event, Program, turns};
 use crate::tier::Tier;
 use seeded::Rng;
 
-/// How often a halted CPU is woken before the program counts as over.
+/// How often a halted CPU is woken until the program is taken to be over.
 const WAKES: u32 = 40;
 
-/// How a program is run.
+/// A way to run a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Cut only at events from outside.
+    /// The run is cut only at events from outside.
     Whole,
-    /// Cut at the program's cuts.
+    /// The run is cut at the program's cuts.
     Cut,
-    /// Cut at the program's cuts. After many cuts, a new CPU with empty caches continues with a copy of RAM.
+    /// The run is cut at the program's cuts. After many of these cuts, a new CPU with empty caches continues with a
+    /// copy of RAM.
     Cold,
-    /// A new CPU after every step, for some steps behind some of the cuts.
+    /// The run is cut at the program's cuts. After some of the cuts, each of the next six steps is executed by a
+    /// new CPU with empty caches.
     ColdSteps,
-    /// Runs ahead from each cut, and goes back by [`Tier::restore_state`], which keeps everything that the CPU has
-    /// cached of unchanged RAM.
+    /// The run is cut at the program's cuts. After a cut, the CPU runs ahead, and then goes back to the cut by
+    /// [`Tier::restore_state`]. This function keeps everything that the CPU has cached from unchanged RAM.
     Warm,
 }
 
@@ -33,29 +35,29 @@ impl Way {
     pub const ALL: [Way; 5] = [Way::Whole, Way::Cut, Way::Cold, Way::ColdSteps, Way::Warm];
 }
 
-/// How the reference is run.
+/// How far the reference run goes in one call of the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Steps {
-    /// One instruction at a time.
+    /// Each call executes one instruction.
     Single,
-    /// From cut to cut, which takes a tenth of the time.
+    /// Each call executes all instructions from one cut to the next, which takes a tenth of the time.
     Many,
 }
 
 /// A guest at one point of its run.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The CPU, or the processor in the seat.
+    /// The state of the processor in the seat, which is the processor whose turn it is.
     pub state: CpuState,
-    /// The processors that are not in the seat.
+    /// The states of the processors that are not in the seat.
     pub parked: Vec<CpuState>,
     /// The policy that gives turns to the processors, and the state of the turns.
     pub turns: (TurnPolicy, Option<TurnState>),
-    /// The counts.
+    /// The CPU's counts.
     pub counts: Counts,
-    /// The board.
+    /// The state of the board.
     pub lines: Lines,
-    /// All RAM.
+    /// The contents of all RAM.
     pub ram: Vec<u8>,
 }
 
@@ -69,7 +71,7 @@ pub struct Guest<T> {
 }
 
 impl<T: Tier> Guest<T> {
-    /// A guest from a snapshot, with empty caches.
+    /// Creates a guest from a snapshot, with empty caches.
     pub fn new(snapshot: &Snapshot) -> Guest<T> {
         let ram = GuestRam::new(RAM_BYTES).expect("128 KiB can be mapped");
         ram.write_bytes(0, &snapshot.ram);
@@ -85,7 +87,7 @@ impl<T: Tier> Guest<T> {
         Guest { cpu, policy, board, over: false }
     }
 
-    /// The guest at its program's start.
+    /// Creates the guest at its program's start.
     pub fn start(program: &Program) -> Guest<T> {
         let processors = vec![Requests::default(); program.others.len() + 1];
         let lines = Lines { apic_base: 0xfee0_0900, processors, ..Lines::default() };
@@ -133,8 +135,7 @@ impl<T: Tier> Guest<T> {
             && snapshot.ram.chunks(PAGE as usize).enumerate().all(page_equal)
     }
 
-    /// Goes back to a snapshot and keeps the caches. Like the Timeline, the function writes only pages that
-    /// differ.
+    /// Goes back to a snapshot and keeps the caches. Like `Timeline`, the function writes only pages that differ.
     fn go_back(&mut self, snapshot: &Snapshot) {
         for (number, page) in snapshot.ram.chunks(PAGE as usize).enumerate() {
             let mut own = [0; PAGE as usize];
@@ -155,7 +156,7 @@ impl<T: Tier> Guest<T> {
             match self.cpu.run(&mut self.board, steps) {
                 Stop::Budget => assert_eq!(self.cpu.counts().steps, steps, "a budget is exact"),
                 Stop::Bus => self.board.lines.stop = false,
-                // A sleeping CPU is woken only when it must go on. A CPU that sleeps at a cut stays asleep.
+                // Wake a halted CPU only if it still has steps to execute. At a cut, a halted CPU stays halted.
                 Stop::Halted if self.cpu.counts().steps < steps => self.wake(),
                 Stop::Halted => {}
                 Stop::Shutdown => self.over = true,
@@ -175,8 +176,8 @@ impl<T: Tier> Guest<T> {
         } else if wakes.is_multiple_of(2) {
             sleeper.nmi = true;
         } else {
-            // If the guest masks interrupts, this interrupt does not wake the CPU. At every second such wake-up an NMI
-            // follows.
+            // If the guest masks interrupts, this interrupt does not wake the CPU. So every second call of `wake`
+            // sends an NMI.
             sleeper.interrupt = Some(0x2f);
             sleeper.nmi = wakes % 4 == 3;
         }
@@ -202,8 +203,8 @@ impl<T: Tier> Guest<T> {
     }
 }
 
-/// Replaces the seat, the processors that are not in the seat, and the state of the turns. Must be called before the
-/// state of the processor in the seat is replaced.
+/// Replaces the number of the processor in the seat, the states of the other processors, and the state of the
+/// turns. The caller must call this before it replaces the state of the processor in the seat.
 fn set_others<T: Tier>(cpu: &mut T, snapshot: &Snapshot) {
     cpu.inner().set_parked(snapshot.lines.seat, &snapshot.parked);
     // A CPU at the program's start has already taken its first turn from the policy.
@@ -212,8 +213,8 @@ fn set_others<T: Tier>(cpu: &mut T, snapshot: &Snapshot) {
     }
 }
 
-/// The guest at each of its program's cuts, run step by step, or from cut to cut. The list ends early when
-/// the guest is over.
+/// Returns a snapshot of the guest at each of its program's cuts. `steps` says whether the guest runs in single
+/// steps or from cut to cut. The list is shorter if the guest ends early.
 pub fn reference<T: Tier>(program: &Program, steps: Steps) -> Vec<Snapshot> {
     let mut guest = Guest::<T>::start(program);
     let mut snapshots = Vec::new();
@@ -230,8 +231,9 @@ pub fn reference<T: Tier>(program: &Program, steps: Steps) -> Vec<Snapshot> {
     snapshots
 }
 
-/// Runs a program some way and compares it with the snapshots at its cuts. Returns the number of the first cut at which
-/// the guest differs, and the guest there; `None` if there is no difference.
+/// Runs a program in a way, and compares the guest with the reference's snapshots at the cuts. Returns the number
+/// of the first cut at which the guest differs, and the guest at this cut. Returns `None` if there is no
+/// difference.
 pub fn compare<T: Tier>(
     program: &Program,
     expected: &[Snapshot],

@@ -1,5 +1,5 @@
-//! A short campaign, and a campaign with a faulty CPU whose results depend on the cuts. The fuzzer must find
-//! differences of this CPU.
+//! Runs short campaigns, and campaigns with faulty CPUs whose results depend on the cuts. The fuzzer must find the
+//! differences that these CPUs make.
 
 use std::num::NonZeroUsize;
 
@@ -89,7 +89,7 @@ fn translated_code_shows_nothing_of_what_the_hosts_instructions_leave_undefined(
     is_exact::<Inverted>(&Options { seed: 20_264, steps: 20_000_000, ..LOOPS });
 }
 
-/// The first line that differs tells which program to look at.
+/// Compares two texts line by line. The first line that differs shows the program whose result differs.
 fn same_lines(what: &str, expected: &str, found: &str) {
     let difference = expected.lines().zip(found.lines()).find(|(expected, found)| expected != found);
     assert_eq!(difference, None, "{what}");

@@ -1,6 +1,7 @@
-//! Checkpoints. The input is some files of a store, each behind its length. The target repairs lengths and checksums,
-//! because a fuzzer would never find these by itself. A store that opens is read from end to end, thinned out and added
-//! to. Follows checkpoint/FORMAT.md.
+//! Fuzzes checkpoint stores. The input contains some files of a store, each after its length. The target corrects
+//! lengths and checksums, because a fuzzer would never guess right ones by itself. If the store can be opened, the
+//! target reads the whole store, adds checkpoints and removes some. The format is described in
+//! checkpoint/FORMAT.md.
 
 #![no_main]
 
@@ -10,22 +11,22 @@ use std::path::Path;
 use checkpoint::{PAGE_BYTES, PageRef, Policy, Result, Space, Store};
 use libfuzzer_sys::fuzz_target;
 
-/// The sizes of the machine from whose recording the fuzzer's first inputs come.
+/// The sizes of RAM and disk of the machine whose recording gave the fuzzer's first inputs.
 const RAM_PAGES: u64 = 8192;
 const DISK_BLOCKS: u64 = 64;
 
 const MAGIC: &[u8; 8] = b"ttvmckpt";
 const FOOTER_WORDS: usize = 14;
 const FOOTER_BYTES: usize = FOOTER_WORDS * 8 + 16;
-/// Indexes of words in the footer.
+/// The indexes of words in a file's footer.
 const NUMBER: usize = 0;
 const PAGES: [(usize, u64); 2] = [(3, RAM_PAGES), (4, DISK_BLOCKS)];
 const BLOBS_LEN: usize = 5;
-/// For head, state and directory: the words of the footer with the length, the unpacked length, and the checksum. The
-/// head is never packed, so it has no unpacked length.
+/// For the sections head, state and directory: the indexes of the footer's words with the section's length,
+/// unpacked length and checksum. The head is never packed, so it has no unpacked length.
 const SECTIONS: [(usize, Option<usize>, usize); 3] = [(6, None, 7), (8, Some(9), 10), (11, Some(12), 13)];
 
-/// The files of the input, repaired.
+/// Splits the input into files, and corrects each file.
 fn files(mut input: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     let mut number = 0;
     std::iter::from_fn(move || {
@@ -37,7 +38,8 @@ fn files(mut input: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     })
 }
 
-/// The file with a footer whose counts and checksums match. Sections stay packed or unpacked as they were.
+/// Returns the file with corrected counts and checksums in its footer. A packed section stays packed, and an
+/// unpacked section stays unpacked.
 fn whole(file: &[u8], number: u64) -> Vec<u8> {
     let (body, footer) = file.split_at(file.len().saturating_sub(FOOTER_BYTES));
     let body = body.strip_prefix(MAGIC).unwrap_or(body);
@@ -99,7 +101,7 @@ fn read(store: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Adds a checkpoint before and a checkpoint after the others, and thins the store out.
+/// Adds a checkpoint before and a checkpoint after the others, and then removes some checkpoints.
 fn change(store: &Path) -> Result<()> {
     let store = Store::open(store)?;
     let positions: Vec<u64> = store.entries().iter().map(|entry| entry.position).collect();

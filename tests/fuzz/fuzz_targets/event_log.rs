@@ -1,5 +1,5 @@
-//! Event logs: the bytes as they are, and the same bytes as payloads of frames with right checksums. A fuzzer would
-//! never find the checksums by itself.
+//! Fuzzes event logs. The target reads the input as a log, and then reads a log whose frames have the input's bytes
+//! as payloads. These frames have right checksums, which a fuzzer would never guess by itself.
 
 #![no_main]
 
@@ -10,7 +10,7 @@ use recording::log::{log_of_payloads, parse_log};
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = parse_log::<Instructions>(bytes, Format::V5);
-    // The first byte of each piece is its length.
+    // Split the bytes into payloads. The byte before each payload is its length.
     let mut rest = bytes;
     let payloads: Vec<&[u8]> = std::iter::from_fn(|| {
         let (&length, after) = rest.split_first()?;
@@ -19,7 +19,8 @@ fuzz_target!(|bytes: &[u8]| {
         Some(payload)
     })
     .collect();
-    // No record is all zeros: at the end of a file it would look like data that never arrived.
+    // A last payload of zeros looks like data that the host never wrote to the file, so the reader may report a
+    // torn log.
     let looks_lost = payloads.last().is_some_and(|payload| payload.iter().all(|&byte| byte == 0));
     if let Ok(log) = parse_log::<Instructions>(&log_of_payloads(payloads), Format::V5) {
         assert!(!log.torn || looks_lost);

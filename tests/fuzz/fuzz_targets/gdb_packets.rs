@@ -1,5 +1,6 @@
-//! Data from a client of the gdb server: the bytes as they are, and lines of the same bytes as packets with right
-//! checksums. The target is the toy of the gdb crate's own tests.
+//! Fuzzes the data that a client sends to the gdb server. The server gets the input's bytes unchanged, and then
+//! gets the input's lines as packets with right checksums. The debugged machine is the toy machine of the gdb
+//! crate's own tests.
 
 #![no_main]
 
@@ -17,7 +18,7 @@ mod common;
 
 use common::{Toy, packet};
 
-/// A file that is always readable, like the socket of a client that has sent everything in advance.
+/// A file that is always readable. So the server sees a client that has already sent all its data.
 static READABLE: LazyLock<File> = LazyLock::new(|| File::open("/dev/null").expect("every Unix has one"));
 
 struct Client {
@@ -48,7 +49,8 @@ impl AsFd for &mut Client {
 }
 
 thread_local! {
-    /// Making a new `Toy` takes longer than a session. So a toy that no session may write to is used again.
+    /// A toy machine that no session may change. All sessions use this toy, because making a new `Toy` takes longer
+    /// than a session.
     static READ_ONLY: RefCell<Toy> = RefCell::new(Toy::new());
 }
 

@@ -1,4 +1,4 @@
-//! Kernels: a packed recording brings its kernel, so a stranger may have made the kernel.
+//! Fuzzes the loader of kernels. A packed recording contains its kernel, so the kernel may be hostile.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! A guest kernel's data about itself in its memory: type information of the kernel and a module, symbols, VMCOREINFO.
+//! Fuzzes the readers of data that a guest kernel has in its memory: type information of the kernel and a module,
+//! symbols, VMCOREINFO.
 
 #![no_main]
 
@@ -21,7 +22,8 @@ fn look(btf: &Btf<'_>) {
 fuzz_target!(|bytes: &[u8]| {
     let Some((&first, rest)) = bytes.split_first() else { return };
     match first {
-        // The second byte is the share of the input, in 256ths, that is the module's type information.
+        // The second byte divides the rest of the input into the kernel's and the module's type information. The
+        // kernel's part has this many 256ths.
         0 => {
             let Some((&part, rest)) = rest.split_first() else { return };
             let (kernel, module) = rest.split_at(rest.len() * usize::from(part) / 256);

@@ -1,4 +1,5 @@
-//! Manifests: an accepted manifest must have the same meaning after it is written and read again.
+//! Fuzzes manifests. If the reader accepts a manifest, the manifest must have the same meaning after it is written
+//! and read again.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Packed recordings: the bytes as they are, and the same bytes compressed behind a valid beginning.
+//! Fuzzes packed recordings. The target reads the input's bytes unchanged, and then reads the same bytes compressed
+//! after a valid header.
 
 #![no_main]
 
@@ -11,7 +12,8 @@ use recording::pack::{Sink, check_log, read_archive};
 
 const MAX_BYTES: u64 = 1 << 20;
 
-/// A sink that keeps only the last file. Asserts that names, sizes and offsets are as a sink may expect.
+/// A receiver of unpacked files that keeps only the last file. The receiver asserts that the names, sizes and
+/// offsets of files are valid.
 #[derive(Default)]
 struct Last {
     bytes: Vec<u8>,

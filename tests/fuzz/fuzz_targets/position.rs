@@ -1,4 +1,4 @@
-//! Positions as people write them.
+//! Fuzzes the parser of positions in the notation of the command line.
 
 #![no_main]
 

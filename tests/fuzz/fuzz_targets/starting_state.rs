@@ -1,5 +1,6 @@
-//! Starting states: the bytes as they are, and the same bytes compressed behind a valid beginning. An accepted state
-//! must be the same after it is written and read again.
+//! Fuzzes starting states. The target reads the input's bytes unchanged, and then reads the same bytes compressed
+//! after a valid header. If the reader accepts a state, the state must be the same after it is written and read
+//! again.
 
 #![no_main]
 

@@ -17,7 +17,7 @@ const PROFILE: [&str; 4] =
     ["--profile=mutants", "--config=profile.mutants.inherits='dev'", "--config", OPTIMISED];
 const OPTIMISED: &str = "profile.mutants.opt-level=2";
 
-/// Stands in place of a compiler error's code, for a mutant that would give a function two return types.
+/// The text that replaces a compiler error's code, for a mutant that would give a function two return types.
 pub const TWO_TYPES: &str = "two types";
 
 /// The text that adds the module `mutation` to a package's main file.
@@ -26,7 +26,8 @@ const MODULE: &str = "\nmod mutation;\n";
 /// The build's result.
 pub struct Built {
     pub programs: Vec<Program>,
-    /// Maps every mutant that was built to the number of its place. A test that reaches the place records this number.
+    /// Maps every mutant that was built to the number of its location in the source. A test that executes the
+    /// location records this number.
     pub places: BTreeMap<u32, u32>,
     /// Maps every mutant that the compiler refuses to the code of the compiler's error.
     pub refused: BTreeMap<u32, String>,
@@ -65,8 +66,8 @@ pub fn build(repository: &Path, work: &Path, mutants: &[Mutant], tests: &BTreeSe
     }
 }
 
-/// The mutants that cannot be built beside others, and the mutants that the compiler refused in an earlier
-/// run. The next run starts from these two lists.
+/// Returns the mutants that the new build leaves out from the beginning, each with an error code. The map has
+/// mutants that cannot be built together with others, and mutants that the compiler refused in an earlier run.
 fn refused_before(known: &Path, mutants: &[Mutant]) -> Result<BTreeMap<u32, String>> {
     let codes: BTreeMap<String, String> =
         fs::read(known).map_or_else(|_| Ok(BTreeMap::new()), |text| serde_json::from_slice(&text))?;
@@ -77,14 +78,14 @@ fn refused_before(known: &Path, mutants: &[Mutant]) -> Result<BTreeMap<u32, Stri
     Ok((1..).zip(mutants).filter_map(|(number, mutant)| Some((number, code(mutant)?))).collect())
 }
 
-/// Whether the mutant's function returns `impl Trait`. Such a function cannot return one of two types.
+/// Whether the mutant's function returns `impl Trait`. Such a function cannot return values of two types.
 fn returns_impl(mutant: &Mutant) -> bool {
     let function = mutant.function.as_ref();
     mutant.genre == Genre::FnValue && function.is_some_and(|it| it.return_type.contains("impl "))
 }
 
-/// Copies all files that git tracks or would add, except the files with mutants. Adds the module `mutation` to each
-/// package with mutants. Unchanged files are not written, so cargo builds little.
+/// Copies all files that git tracks or would add into the tree, except the files with mutants. Adds the module
+/// `mutation` to each package with mutants. Unchanged files are not written, so cargo builds little.
 fn copy(repository: &Path, tree: &Path, mutants: &[Mutant]) -> Result<()> {
     let mutated: BTreeSet<&str> = mutants.iter().map(|mutant| mutant.file.as_str()).collect();
     let sources = mutated.iter().filter_map(|file| file.find("/src/").map(|at| &file[..at + "/src".len()]));
@@ -167,12 +168,14 @@ fn rendered(message: &Value) -> &str {
     message["message"]["rendered"].as_str().unwrap_or_default()
 }
 
-/// Adds the mutants whose code has a compiler error. An error that follows from other errors may have no place.
+/// Adds the mutants whose code has a compiler error. An error that only follows from other errors may have no
+/// position in the source.
 fn refuse(tree: &Path, message: &Value, refused: &mut BTreeMap<u32, String>) -> Result<()> {
     let message = &message["message"];
     let code = message["code"]["code"].as_str().unwrap_or("syntax");
     let spans = message["spans"].as_array().context("an error has places")?;
-    // Take the error's primary places, and the other places in its message only if no primary place is in a mutant.
+    // Use the primary positions of the error. Use the other positions in its message only if no primary position is
+    // in a mutant.
     for about in [true, false] {
         let mut found = Vec::new();
         for span in spans.iter().filter(|span| span["is_primary"] == about) {
@@ -188,7 +191,8 @@ fn refuse(tree: &Path, message: &Value, refused: &mut BTreeMap<u32, String>) -> 
             return Ok(());
         }
     }
-    // A `match` without one of its arms is wrong at its beginning. The compiler proposes an arm at its end.
+    // If a mutant removes an arm of a `match`, the compiler reports the error at the beginning of the `match`. The
+    // compiler proposes a new arm at the end of the `match`. So look for the mutant between these two positions.
     if code == "E0004"
         && let (Some(begin), Some(end)) = (spans.first(), proposal(message))
     {
@@ -212,7 +216,7 @@ fn refuse(tree: &Path, message: &Value, refused: &mut BTreeMap<u32, String>) -> 
     )
 }
 
-/// The place where the compiler proposes a change.
+/// Returns the source location at which the compiler proposes a change.
 fn proposal(message: &Value) -> Option<&Value> {
     let notes = message["children"].as_array()?;
     notes.iter().filter(|note| note["level"] == "help").find_map(|note| note["spans"].as_array()?.last())
@@ -229,7 +233,8 @@ fn programs(messages: &[Value]) -> Result<Vec<Program>> {
             let manifest = Path::new(message["manifest_path"].as_str().context("a package has a manifest")?);
             let folder = manifest.parent().context("a manifest is in a folder")?.to_owned();
             let id = message["package_id"].as_str().context("a package has a name")?;
-            // `path+file:///PATH#NAME@VERSION`, without NAME if the package has the folder's name.
+            // The id is `path+file:///PATH#NAME@VERSION`. Cargo leaves NAME out if the package has the folder's
+            // name.
             let (path_part, version) = id.rsplit_once('#').context("a package has a version")?;
             let package = match version.split_once('@') {
                 Some((name, _)) => name,

@@ -1,4 +1,4 @@
-//! The list of cargo-mutants.
+//! The list of mutants that cargo-mutants prints.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,10 +6,10 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-/// A change of the source. The change's number is its place in the list, counted from 1.
+/// A change of the source. The number of a change is its index in the list, counted from 1.
 #[derive(Debug, Deserialize)]
 pub struct Mutant {
-    /// `FILE:LINE:COLUMN: WHAT in FUNCTION`.
+    /// The mutant's name: `FILE:LINE:COLUMN: WHAT in FUNCTION`.
     pub name: String,
     pub package: String,
     pub file: String,
@@ -34,7 +34,7 @@ pub struct Span {
     pub start: Place,
 }
 
-/// Line and column are counted from 1.
+/// A position in a source file. Line and column are counted from 1.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Place {
     pub line: usize,
@@ -46,7 +46,7 @@ pub struct Function {
     pub return_type: String,
 }
 
-/// The mutants of all files that match some patterns.
+/// Returns the mutants of all files that match the patterns in `files`.
 pub fn list(repository: &Path, files: &[String]) -> Result<Vec<Mutant>> {
     let output = Command::new("cargo")
         .args(["mutants", "--list", "--json"])

@@ -1,8 +1,8 @@
-//! Changes the source in the ways that cargo-mutants lists, and counts the changes that tests catch.
+//! Makes the changes of the source (*mutants*) that cargo-mutants lists, and counts the mutants that tests catch.
 //!
-//! One build has all mutants. An environment variable says which is active ([`rewrite`], `switch.rs`). Only the
-//! package's tests that execute the changed place are run ([`run`]). Mutants that a build cannot hold, such as changed
-//! constants, are left to cargo-mutants itself.
+//! One build has all mutants. An environment variable says which mutant is active ([`rewrite`], `switch.rs`). For
+//! each mutant, only the package's tests that execute the changed code are run ([`run`]). Mutants that a build
+//! cannot hold, such as changed constants, are left to cargo-mutants itself.
 
 mod build;
 mod list;
@@ -23,7 +23,7 @@ use crate::build::{Built, Program};
 use crate::list::{Genre, Mutant};
 use crate::run::Verdict;
 
-/// The memory that a mutant may use. A mutant that needs more counts as caught.
+/// The memory that a mutant may use. If a mutant needs more memory, the script counts this mutant as caught.
 const MEMORY_BYTES: u64 = 6 << 30;
 
 #[derive(Parser)]
@@ -31,22 +31,22 @@ struct Arguments {
     /// The folder for the copy of the tree, the build and the results.
     #[arg(long)]
     work: PathBuf,
-    /// Only every Nth mutant, from the Kth on: K/N.
+    /// Try only every Nth mutant, from the Kth on: K/N.
     #[arg(long, value_parser = shard, default_value = "0/1")]
     shard: (usize, usize),
-    /// Only the mutants that were missed when they were tried last.
+    /// Try only the mutants that no test caught when they were tried last.
     #[arg(long)]
     missed: bool,
-    /// Only the mutants that have not been tried yet. Continues an earlier run.
+    /// Try only the mutants that have not been tried yet. This continues an earlier run.
     #[arg(long, conflicts_with = "missed")]
     untried: bool,
     /// Packages whose tests are run too. The tests of a mutant's own package always run.
     #[arg(long, value_delimiter = ',')]
     also: Vec<String>,
-    /// Of the packages of --also, only tests whose names contain this text.
+    /// In the packages of --also, run only tests whose names contain this text.
     #[arg(long, default_value = "")]
     also_tests: String,
-    /// Processes that run tests at the same time.
+    /// Number of processes that run tests at the same time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
     /// Patterns of the source files that are changed.
@@ -80,7 +80,7 @@ fn main() -> Result<()> {
         .filter(|(_, mutant)| !arguments.missed || results.is_missed(&mutant.name))
         .filter(|(_, mutant)| !arguments.untried || !results.earlier.contains_key(&mutant.name))
         .collect();
-    // The list has the mutants of a package together.
+    // In the list, all mutants of a package come one after the other.
     for mutants in chosen.chunk_by(|(_, one), (_, next)| one.package == next.package) {
         judge(&work, &built, &results, &arguments, mutants)?;
     }
@@ -88,7 +88,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A file with a line `VERDICT TAB NAME` for each mutant that was tried. The last line about a mutant counts.
+/// A file with a line `VERDICT TAB NAME` for each mutant that was tried. If a mutant has several lines, the last
+/// line is valid.
 struct Results {
     path: PathBuf,
     earlier: BTreeMap<String, String>,
@@ -174,7 +175,7 @@ fn left_to_cargo_mutants(mutant: &Mutant, error: Option<&String>) -> bool {
     ];
     match error {
         Some(code) => OURS.contains(&code.as_str()),
-        // Beside a `let` pattern, `&&` is the only possible operator.
+        // Next to a `let` pattern, Rust allows no other operator than `&&`.
         None => !matches!(mutant.genre, Genre::BinaryOperator),
     }
 }

@@ -1,9 +1,9 @@
-//! Writes all mutants of a file into the file, each behind a check whether it is active.
+//! Writes all mutants of a file into the file. Each mutant is in a branch that runs only if this mutant is active.
 //!
-//! `a + b` becomes `match (a, b) { (l, r) => match at(17) { 17 => l - r, 18 => l * r, _ => l + r } }`, and the other
-//! kinds likewise. No operand is written twice, except the target of `+=`, so nested operators do not explode. The
-//! comments `/*{17,18*/` and `/*}*/` enclose code that belongs to the mutants 17 and 18. If the compiler reports an
-//! error in this code, these mutants cannot be built.
+//! `a + b` becomes `match (a, b) { (l, r) => match at(17) { 17 => l - r, 18 => l * r, _ => l + r } }`, and the
+//! other kinds of mutants are similar. No operand is written twice, except the target of `+=`, so the code for
+//! nested operators does not grow exponentially. The comments `/*{17,18*/` and `/*}*/` enclose code that belongs to
+//! the mutants 17 and 18. If the compiler reports an error in this code, these mutants cannot be built.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -16,13 +16,13 @@ use crate::list::{Genre, Mutant, Place};
 
 /// A mutant's number, and its replacement text.
 type Change = (u32, String);
-/// The mutants of a file by the changed place. One place may have several mutants.
+/// Maps each changed location of a file to the mutants of this location. A location may have several mutants.
 type Changes = BTreeMap<(Genre, Place), Vec<Change>>;
 
 /// A source file with its mutants.
 pub struct Rewritten {
     pub text: String,
-    /// Every mutant in the text, with the number of its place.
+    /// Maps every mutant in the text to the number of its location.
     pub places: BTreeMap<u32, u32>,
 }
 
@@ -41,7 +41,8 @@ pub fn rewrite<'a>(
     let mut finder = Finder { changes, sites: Vec::new() };
     finder.visit_file(&file);
     let mut sites = finder.sites;
-    // Outer sites come first: the sort is stable, and the finder puts the outer of two equal ranges first.
+    // Outer sites come before inner sites. This also holds for two equal ranges: the finder puts the outer site
+    // first, and the sort is stable.
     sites.sort_by_key(|site| (site.range.start, std::cmp::Reverse(site.range.end)));
     let places = sites.iter().flat_map(Site::places).collect();
     let text = Renderer { source, sites: &sites }.render(0..source.len(), 0);
@@ -57,13 +58,13 @@ struct Site {
 
 /// The syntax of a site, with the ranges of its parts.
 enum Form {
-    /// An operator that moves its operands.
+    /// An operator that moves its operands, such as `+`.
     Arithmetic {
         left: Range<usize>,
         operator: Range<usize>,
         right: Range<usize>,
     },
-    /// An operator that only borrows its operands.
+    /// An operator that only borrows its operands, such as `<`.
     Comparison {
         left: Range<usize>,
         operator: Range<usize>,
@@ -86,11 +87,11 @@ enum Form {
         operand: Range<usize>,
         is_literal: bool,
     },
-    /// The place behind a function's opening brace.
+    /// The location after a function's opening brace.
     Body,
-    /// The place behind the pattern of an arm without a guard.
+    /// The location after the pattern of a `match` arm that has no guard.
     Arm,
-    /// An arm's guard, and the number of the mutant that removes the whole arm.
+    /// The guard of a `match` arm, and the number of the mutant that removes the whole arm.
     Guard {
         without_arm: Option<u32>,
     },
@@ -146,7 +147,7 @@ fn range(of: &impl Spanned) -> Range<usize> {
     of.span().byte_range()
 }
 
-/// Whether a pattern is tested in a chain of `&&`. No other operator may replace this `&&`.
+/// Whether the expression is a chain of `&&` with a `let` pattern. No other operator may replace such an `&&`.
 fn has_let(expression: &syn::Expr) -> bool {
     match expression {
         syn::Expr::Let(_) => true,
@@ -232,7 +233,7 @@ struct Renderer<'a> {
 }
 
 impl Renderer<'_> {
-    /// The source of `range`, in which the sites from number `first` on are rewritten.
+    /// Returns the source of `range`. In this source, the sites from number `first` on are rewritten.
     fn render(&self, range: Range<usize>, first: usize) -> String {
         let mut text = String::new();
         let mut at = range.start;
@@ -250,12 +251,13 @@ impl Renderer<'_> {
         text
     }
 
-    /// The rewritten source of a site. `inner` is the number of the first site that may lie in this site.
+    /// Returns the rewritten source of a site. `inner` is the number of the first site that may be inside this
+    /// site.
     fn site(&self, site: &Site, inner: usize) -> String {
         let part = |range: &Range<usize>| self.render(range.clone(), inner);
         let raw = |range: &Range<usize>| &self.source[range.clone()];
         let at = format!("crate::mutation::at({})", site.place());
-        // One arm for each change, and one for the source as it is.
+        // The `match` has one arm for each change, and one arm for the unchanged source.
         let choose = |change: &dyn Fn(usize, &str) -> String, unchanged: String| {
             let arms = site.changes.iter().enumerate().map(|(index, (number, new))| {
                 let change = change(index, new);
@@ -272,8 +274,8 @@ impl Renderer<'_> {
                 let choice = choose(&|_, new| format!("*l {new} *r"), format!("*l {} *r", raw(operator)));
                 format!("(match (&({}), &({})) {{ (l, r) => {choice} }})", part(left), part(right))
             }
-            // The left side decides alone if it is `false` for `&&` or `true` for `||`. A mutant swaps `&&`
-            // and `||`.
+            // If the left side of `&&` is `false`, or the left side of `||` is `true`, the right side is not
+            // evaluated. A mutant exchanges `&&` and `||`.
             Form::Lazy { left, is_and, right } => format!(
                 "({{ let l: bool = {}; if l {} ({at} == {}) {{ {} }} else {{ l }} }})",
                 part(left),
@@ -286,7 +288,7 @@ impl Renderer<'_> {
                 let choice = choose(&|_, new| format!("{to} {new} r"), format!("{to} {} r", raw(operator)));
                 format!("(match {} {{ r => {choice} }})", part(right))
             }
-            // A literal belongs to its sign: 128 may be out of range where -128 is not.
+            // Keep a literal together with its sign, because 128 may be out of range where -128 is in range.
             Form::Unary { operator, operand, is_literal: true } => {
                 format!("({})", choose(&|_, _| part(operand), format!("{}{}", raw(operator), part(operand))))
             }
@@ -322,7 +324,8 @@ fn enclose(numbers: &[u32], text: &str) -> String {
     format!("/*{{{}*/{text}/*}}*/", numbers.join(","))
 }
 
-/// The mutants of the innermost piece around `offset`, or none if the piece is in the original source.
+/// Returns the mutants of the innermost rewritten code around `offset`. The list is empty if the code at `offset`
+/// is original source.
 pub fn enclosing(text: &str, offset: usize) -> Vec<u32> {
     let before = &text[..offset];
     let mut ended = 0;
@@ -340,7 +343,7 @@ pub fn enclosing(text: &str, offset: usize) -> Vec<u32> {
     Vec::new()
 }
 
-/// The mutants that switch off an arm of a `match` in this part of the text.
+/// Returns the mutants that switch off an arm of a `match` in this part of the text.
 pub fn arms_within(text: &str, part: Range<usize>) -> Vec<u32> {
     let part = &text[part];
     let begins = part.match_indices("/*{").map(|(at, marker)| &part[at + marker.len()..]);
@@ -354,7 +357,7 @@ pub fn arms_within(text: &str, part: Range<usize>) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    /// The source of a function with this body in line 2, rewritten with one mutant.
+    /// Returns the source of a function with `body` in line 2, rewritten with one mutant.
     fn rewritten(body: &str, genre: &str, replacement: &str, column: usize) -> String {
         let mutant = serde_json::json!({
             "name": "", "package": "", "file": "", "genre": genre, "replacement": replacement, "function": null,

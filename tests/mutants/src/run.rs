@@ -1,4 +1,4 @@
-//! Runs tests with one mutant after the other.
+//! Runs tests with each mutant, one after the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,10 +19,10 @@ use crate::build::Program;
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Verdict {
     Caught,
-    /// Some test ran much longer than without the mutant.
+    /// A test ran much longer than without the mutant.
     Endless,
     Missed,
-    /// No test executes the mutant's place.
+    /// No test executes the code with the mutant.
     NotReached,
 }
 
@@ -31,7 +31,7 @@ pub struct Test<'a> {
     program: &'a Program,
     name: String,
     time: Duration,
-    /// The places with mutants that the test executes.
+    /// The numbers of the locations with mutants that the test executes.
     reached: BTreeSet<u32>,
 }
 
@@ -65,8 +65,8 @@ pub fn in_parallel<T: Sync, R: Send>(
     results.into_inner().expect("no job panics").into_values().collect()
 }
 
-/// Runs every wanted test of the programs in a process of its own, twice. The first run measures its time, and the second
-/// finds the places that it reaches.
+/// Runs every wanted test of the programs twice, each time in a new process. The first run measures the test's
+/// time. The second run finds the locations with mutants that the test executes.
 pub fn tests<'a>(
     work: &Path,
     programs: &[&'a Program],
@@ -113,7 +113,7 @@ fn first_run<'a>(work: &Path, worker: usize, program: &'a Program, name: &str) -
     Ok(Some(Test { program, name: name.to_owned(), time, reached }))
 }
 
-/// Runs the tests that reach a mutant's place, the fastest first, until one fails.
+/// Runs the tests that execute a mutant's location, the fastest test first, until a test fails.
 pub fn judge(work: &Path, worker: usize, tests: &[Test], mutant: u32, place: u32) -> Result<Verdict> {
     let mut reaching: Vec<&Test> = tests.iter().filter(|test| test.reached.contains(&place)).collect();
     if reaching.is_empty() {
@@ -133,8 +133,8 @@ pub fn judge(work: &Path, worker: usize, tests: &[Test], mutant: u32, place: u32
     Ok(Verdict::Missed)
 }
 
-/// Splits the tests into groups, each for one process. The first groups have few and fast tests, because most mutants
-/// fail a fast test.
+/// Splits the tests into groups. Each group runs in one process. The first groups have few and fast tests, because
+/// a fast test catches most mutants.
 fn chunks<'a, 't>(tests: &[&'a Test<'t>]) -> Vec<Vec<&'a Test<'t>>> {
     let mut chunks = Vec::new();
     let mut budget = Duration::from_millis(20);
@@ -158,8 +158,8 @@ fn chunks<'a, 't>(tests: &[&'a Test<'t>]) -> Vec<Vec<&'a Test<'t>>> {
     chunks
 }
 
-/// Runs some tests of a program in a process of its own. Stops the process and its children if it computes much longer
-/// than `usual`, or waits for something that does not come.
+/// Runs some tests of a program in a process of its own. Stops the process and its children if it computes much
+/// longer than `usual`, or waits for an event that does not come.
 fn run(
     work: &Path,
     worker: usize,
@@ -170,12 +170,12 @@ fn run(
 ) -> Result<Outcome> {
     let most_computing = Duration::from_secs(2) + usual * 3;
     let patience = Duration::from_secs(5) + usual * 10;
-    // A stopped test leaves its files in the directory.
+    // Use a temporary folder of our own, because a stopped test does not remove its files.
     let temporary = work.join(format!("tmp.{worker}"));
     let _ = fs::remove_dir_all(&temporary);
     fs::create_dir_all(&temporary)?;
     let mut child = Command::new("prlimit")
-        // The program gets SIGXCPU at the first limit, and is killed at the second.
+        // At the first limit, the program gets SIGXCPU. At the second limit, the kernel kills the program.
         .arg(format!("--cpu={}:{}", most_computing.as_secs(), most_computing.as_secs() + 5))
         .arg(&program.path)
         .args(["--exact", "--test-threads=1", "--quiet"])
@@ -184,7 +184,7 @@ fn run(
         .env("CARGO_MANIFEST_DIR", &program.folder)
         .env("TMPDIR", &temporary)
         .env(variable, value)
-        // The tests' output is not kept.
+        // Nobody reads the tests' output, so do not spend time on backtraces or on smaller examples.
         .env("RUST_BACKTRACE", "0")
         .env("PROPTEST_MAX_SHRINK_ITERS", "0")
         .stdin(Stdio::null())

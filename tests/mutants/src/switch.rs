@@ -1,23 +1,25 @@
-//! Which mutant is active. The rewritten crates get this file as their module `mutation`.
+//! Says which mutant is active. Each rewritten crate contains this file as its module `mutation`.
 
 use std::fs::File;
 use std::io::Write;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-/// The value while the program has not read the environment variable.
+/// The value of `ACTIVE` before the program has read the environment variable.
 const UNKNOWN: u32 = u32::MAX;
-/// The value while no mutant is active, and the program records the places that it reaches.
+/// The value of `ACTIVE` while no mutant is active, and the program records the locations with mutants that it
+/// executes.
 const RECORD: u32 = u32::MAX - 1;
 const PLACES: usize = 1 << 16;
 
 static ACTIVE: AtomicU32 = AtomicU32::new(UNKNOWN);
 static SEEN: [AtomicBool; PLACES] = [const { AtomicBool::new(false) }; PLACES];
-/// The file for the places that are reached. A process that locks itself in later can open no file, so the file stays
-/// open.
+/// The file into which the program writes the locations that it executes. A process that locks itself in later can
+/// open no file, so the file stays open.
 static REACHED: OnceLock<File> = OnceLock::new();
 
-/// The number of the active mutant, for a place with mutants. 0: no mutant is active.
+/// Returns the number of the active mutant, or 0 if no mutant is active. The rewritten code calls this function at
+/// each location with mutants.
 #[inline(always)]
 pub fn at(place: u32) -> u32 {
     match ACTIVE.load(Relaxed) {

@@ -10,7 +10,7 @@ pub use operands::{Operands, setting};
 pub struct Rng(u64);
 
 impl Rng {
-    /// The generator that `parts` determine. Equal parts give equal sequences of numbers.
+    /// Creates the generator that `parts` determine. Equal parts give equal sequences of numbers.
     pub fn new(parts: &[u64]) -> Rng {
         let mut rng = Rng(0x5851_f42d_4c95_7f2d);
         for &part in parts {
@@ -20,31 +20,32 @@ impl Rng {
         rng
     }
 
-    /// The generator with this state.
+    /// Creates a generator with this state.
     pub fn from_state(state: u64) -> Rng {
         Rng(state)
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     #[inline]
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// A number below `limit`, which is not zero. The bias is negligible for small limits.
+    /// Returns a number below `limit`; `limit` must not be zero. For small limits, the numbers are nearly equally
+    /// likely.
     #[inline]
     pub fn below(&mut self, limit: u64) -> u64 {
         (u128::from(self.bits()) * u128::from(limit) >> 64) as u64
     }
 
-    /// True with a probability of `percent` %.
+    /// Returns true with a probability of `percent` %.
     #[inline]
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// One of the given values.
+    /// Returns one of the given values.
     #[inline]
     pub fn pick<T: Copy>(&mut self, values: &[T]) -> T {
         values[self.below(values.len() as u64) as usize]

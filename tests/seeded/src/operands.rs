@@ -1,5 +1,5 @@
-//! Operands of arithmetic. Uniform patterns hardly ever hit a special case, so most operands are built to hit a special
-//! case.
+//! Random operands of arithmetic instructions. Uniformly random bits hardly ever make a special case, so most
+//! operands are constructed to make a special case.
 
 use crate::Rng;
 
@@ -8,12 +8,13 @@ use crate::Rng;
 pub struct Operands(Rng);
 
 impl Operands {
-    /// The generator with a fixed seed.
+    /// Creates a generator with a fixed seed.
     pub fn new(seed: u64) -> Operands {
         Operands(Rng::from_state(seed))
     }
 
-    /// The generator for a test. An environment variable gives the seed. Prints the variable and the seed.
+    /// Creates the generator for a test. The environment variable `variable` has the seed. Prints the variable and
+    /// the seed.
     pub fn for_test(name: &str, variable: &str) -> Operands {
         let seed = setting(variable, 1);
         println!("{name}: {variable}={seed}");
@@ -21,23 +22,24 @@ impl Operands {
         Operands::new(name.bytes().fold(seed, mix))
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0.bits()
     }
 
-    /// A number below `bound`. The number must stay a remainder, because digests of many results
-    /// depend on it.
+    /// Returns a number below `bound`: the remainder of a random number. This calculation must not change, because
+    /// digests of many results depend on it.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.bits() % bound
     }
 
-    /// One of the given values.
+    /// Returns one of the given values.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }
 
-    /// A fraction of `bits` bits: random, sparse, dense, or a run of ones, so that ties and carries happen.
+    /// Returns a fraction of `bits` bits: random, with few ones, with few zeros, or with a run of ones. So rounding
+    /// ties and carries happen often.
     pub fn fraction(&mut self, bits: u32) -> u64 {
         let mask = u64::MAX >> (64 - bits);
         let value = match self.below(8) {
@@ -53,7 +55,7 @@ impl Operands {
         value & mask
     }
 
-    /// A biased exponent of an IEEE format with `bits` exponent bits.
+    /// Returns a biased exponent of an IEEE format with `bits` exponent bits.
     pub fn exponent(&mut self, bits: u32) -> u64 {
         let max = (1 << bits) - 1;
         let bias = max / 2;
@@ -71,7 +73,7 @@ impl Operands {
         }
     }
 
-    /// A pattern of an IEEE format.
+    /// Returns the bits of a number in an IEEE format.
     pub fn ieee(&mut self, exponent_bits: u32, fraction_bits: u32) -> u64 {
         let sign = self.below(2) << (exponent_bits + fraction_bits);
         sign | (self.exponent(exponent_bits) << fraction_bits) | self.fraction(fraction_bits)

@@ -1,7 +1,7 @@
-//! Every allowed difference from the real processor, with its reason and the manual's words. The list is
-//! complete: anything else is a failure. `compare.rs` leaves out state of the operating system: IF, IOPL, RF,
-//! reserved bytes of FXSAVE images. `compare.rs` also leaves out the P bit that Linux sets in error codes of
-//! kernel addresses.
+//! Every allowed difference from the real processor, with its reason and the manual's words. The list is complete:
+//! any other difference is a failure. `compare.rs` does not compare state that the operating system sets: IF, IOPL,
+//! RF, reserved bytes of FXSAVE images. `compare.rs` also does not compare the P bit that Linux sets in error codes
+//! of page faults on kernel addresses.
 //!
 //! "SDM" is Intel's Software Developer's Manual, "APM" AMD's Architecture Programmer's Manual.
 
@@ -13,28 +13,29 @@ use crate::case::Case;
 use crate::compare::Pair;
 use crate::state::{FxImage, Outcome};
 
-/// How often each allowance was used, by [`Rule::name`].
+/// Maps each [`Rule::name`] to the number of differences that the rule has allowed.
 pub type Uses = BTreeMap<String, u64>;
 
 /// The part of the outcome that a rule does not compare.
 enum Scope {
-    /// RFLAGS bits.
+    /// These RFLAGS bits may differ.
     Flags(u64),
-    /// The two exceptions differ, and the manual permits either.
+    /// The two exceptions may differ, because the manual permits both.
     Exception,
-    /// Last places of x87 results, and C1, which tells whether the last rounding was upwards.
+    /// The last places of x87 results may differ by `ulps` units. C1 may differ, too, which says whether the last
+    /// rounding was upwards.
     Extended { ulps: u64 },
-    /// Relative error of single-precision results: less than 1.5 * 2^-12 on either side of the exact value.
+    /// Single-precision results may differ: each of the two results has a relative error of less than 1.5 * 2^-12.
     Approximation,
-    /// Bits of the x87 pointers from the 48th on.
+    /// The bits of the x87 pointers from bit 48 on may differ.
     PointerTops,
 }
 
 /// One allowed difference.
 struct Rule {
-    /// Short name, as the report prints it.
+    /// The short name of the rule, which the report prints.
     name: &'static str,
-    /// The place in the manual that permits the difference.
+    /// The passage of the manual that permits the difference.
     #[allow(dead_code, reason = "for the reader")]
     manual: &'static str,
     applies: fn(&Case, &Pair<'_>) -> bool,
@@ -46,9 +47,9 @@ const ARITHMETIC: u64 = 0x8d5;
 const RULES: &[Rule] = &[
     Rule {
         name: "flags at a page fault inside REP CMPS and REP SCAS",
-        // To restore EFLAGS, the CPU would have to save EFLAGS before the first iteration, and keep them over a stop
-        // between two iterations. A handler that returns to the instruction cannot notice the difference, because CMPS
-        // and SCAS do not read the flags.
+        // To restore EFLAGS, the software CPU would have to save EFLAGS before the first iteration. The CPU would
+        // also have to keep this copy when a run stops between two iterations. A handler that returns to the
+        // instruction cannot notice the difference, because CMPS and SCAS do not read the flags.
         manual: "SDM vol. 2, REP: \"EFLAGS is restored to the state prior to the execution of the instruction\"",
         applies: |case, pair| {
             let instruction = &case.instruction;
@@ -108,7 +109,7 @@ const RULES: &[Rule] = &[
     },
     Rule {
         name: "x87 pointers that are not canonical in 48 bits",
-        // Linear addresses of the CPU model have 48 bits. On processors with five-level paging they have 57.
+        // Linear addresses have 48 bits in the CPU model, but 57 bits on processors with five-level paging.
         manual: "unwritten; they are made canonical in the width of linear addresses (SDM vol. 2, CPUID 80000008H)",
         applies: |case, _| case.instruction.mnemonic() == Mnemonic::Fxrstor64,
         scope: Scope::PointerTops,
@@ -120,8 +121,8 @@ fn compares(mnemonic: Mnemonic) -> bool {
     matches!(mnemonic, Cmpsb | Cmpsw | Cmpsd | Cmpsq | Scasb | Scasw | Scasd | Scasq)
 }
 
-/// Whether one side raised a page fault on the last bytes below the non-canonical addresses, and the other side #GP or
-/// #SS.
+/// Whether processor and software CPU raised different exceptions for an operand that reaches into the non-canonical
+/// addresses. One of the two raised a page fault just below these addresses, and the other raised #GP or #SS.
 fn in_the_hole(pair: &Pair<'_>) -> bool {
     const HOLE: u64 = 0x8000_0000_0000;
     let (Some(native), Some(soft)) = (pair.native.fault, pair.soft.fault) else { return false };
@@ -130,7 +131,7 @@ fn in_the_hole(pair: &Pair<'_>) -> bool {
     page_fault.vector == 14 && general(other.vector) && (HOLE - 16..HOLE).contains(&page_fault.address)
 }
 
-/// Makes `soft` equal to the processor's result wherever a rule allows a difference.
+/// Where a rule allows a difference, copies the processor's result to `soft`.
 pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, uses: &mut Uses) {
     for rule in RULES.iter().filter(|rule| (rule.applies)(case, pair)) {
         let before = soft.clone();
@@ -151,14 +152,14 @@ pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, uses: &mut Uses) 
     }
 }
 
-/// Copies C1, and copies ST(0) and ST(1) if the two sides' values differ by at most `ulps` units in the last place.
+/// Copies C1 from `native` to `soft`. Also copies ST(0) and ST(1) if their values in `native` and `soft` differ by
+/// at most `ulps` units in the last place.
 pub fn take_extended(native: &FxImage, soft: &mut FxImage, ulps: u64) {
     const C1: u16 = 1 << 9;
     // The exception's flag, and the bits ES and B, which an unmasked exception sets.
     const UNDERFLOW: u16 = 1 << 4 | 1 << 7 | 1 << 15;
     const OVERFLOW: u16 = 1 << 3 | 1 << 7 | 1 << 15;
-    // An error below the last place decides whether the smallest normal result counts as tiny, and the largest as too
-    // large.
+    // At the limits of the exponent, a tiny rounding error decides whether a result underflows or overflows.
     let exponents = [0, 1].map(|n| native.sign_exponent(n) & 0x7fff);
     let smallest = exponents.iter().any(|&exponent| exponent <= 1);
     let largest = exponents.iter().any(|&exponent| exponent >= 0x7ffe);
@@ -181,7 +182,7 @@ pub fn take_extended(native: &FxImage, soft: &mut FxImage, ulps: u64) {
     }
 }
 
-/// Sign, exponent (less `scale`) and fraction without the integer bit of a register, as one number.
+/// Returns a register's contents as one number: sign, exponent minus `scale`, and fraction without the integer bit.
 fn place(fx: &FxImage, n: usize, scale: i128) -> i128 {
     let exponent = i128::from(fx.sign_exponent(n)) - scale;
     (exponent << 63) | i128::from(fx.mantissa(n) << 1 >> 1)
@@ -206,7 +207,8 @@ fn take_approximations(native: &FxImage, soft: &mut FxImage) {
         let mut taken = ours;
         for lane in (0..128).step_by(32) {
             let [a, b] = [theirs, ours].map(|v| f64::from(f32::from_bits((v >> lane) as u32)));
-            // Tiny results are flushed, and an approximation of the smallest normal number may be tiny.
+            // The processor flushes tiny results to zero. An approximation of the smallest normal number may be
+            // tiny.
             let flushed = a == 0.0 && b.abs() <= f64::from(f32::MIN_POSITIVE) * (1.0 + TOLERANCE);
             if flushed || (a - b).abs() <= a.abs() * TOLERANCE {
                 taken = taken & !(0xffff_ffff << lane) | theirs & 0xffff_ffff << lane;

@@ -1,5 +1,5 @@
-//! One random test: an instruction, and the registers and memory before the instruction. Only the seed, the batch and
-//! the number determine a case.
+//! One random test case: an instruction, and the contents of registers and memory before the instruction. The seed,
+//! the batch and the number of a case determine the case completely.
 
 use iced_x86::{
     Code, Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register,
@@ -25,24 +25,24 @@ pub struct Case {
     pub instruction: Instruction,
     /// The bytes of the tested instruction.
     pub bytes: [u8; MAX_LENGTH],
-    /// The address of the case's slot.
+    /// The address of the case's slot in the code area.
     pub slot: u64,
     /// Registers before the instruction; `rip` is the instruction's address.
     pub registers: Registers,
-    /// Bytes to put into memory first.
+    /// The bytes that the test writes into memory before the instruction.
     pub writes: Vec<Write>,
-    /// Iterations that a repeated string instruction may make; 1 for everything else.
+    /// The number of iterations that a repeated string instruction may make; 1 for all other instructions.
     pub steps: u64,
 }
 
-/// Bytes for one place in the writable data.
+/// Bytes to write at one address in the writable data.
 #[derive(Clone)]
 pub struct Write {
     /// The address in memory for the first byte of `bytes`.
     pub address: u64,
     /// The number of valid bytes in `bytes`.
     pub length: usize,
-    /// The bytes, and zeros behind them.
+    /// The bytes, followed by zeros.
     pub bytes: [u8; 64],
 }
 
@@ -62,7 +62,8 @@ pub struct Generator<'a> {
 }
 
 impl<'a> Generator<'a> {
-    /// A generator over a catalogue. `fs_base` is the base of FS on both sides.
+    /// Creates a generator that chooses instructions from a catalogue. `fs_base` is the base of FS on the processor
+    /// and in the software CPU.
     pub fn new(catalogue: &'a Catalogue, seed: u64, fs_base: u64) -> Generator<'a> {
         Generator { catalogue, info: InstructionInfoFactory::new(), seed, fs_base }
     }
@@ -81,7 +82,7 @@ impl<'a> Generator<'a> {
         data
     }
 
-    /// Case number `number` (below [`BATCH`]) of a batch.
+    /// Writes case number `number` of a batch to `case`. `number` must be below [`BATCH`].
     pub fn case(&mut self, batch: u64, number: u64, case: &mut Case) {
         let mut rng = Rng::new(&[self.seed, batch, number]);
         let rng = &mut rng;
@@ -100,13 +101,13 @@ impl<'a> Generator<'a> {
         adjust(rng, case, &steering);
         let stack = &mut case.registers.gpr[4];
         if (CODE..CODE + CODE_BYTES).contains(stack) {
-            // On the processor, each slot holds a jump to a stub. On the software CPU, the same slot has other bytes.
-            // So no test reads a slot as its stack.
+            // On the processor, each slot of the code area holds a jump to a stub. In the software CPU's guest, the
+            // slot has other bytes. So RSP must not point into a slot.
             *stack = DATA + PAGE;
         }
     }
 
-    /// Picks an instruction, each `Code` as often as any other, and random operands for it.
+    /// Chooses an instruction with random operands. Each `Code` is equally likely.
     fn encode(&self, rng: &mut Rng, case: &mut Case) {
         let (code, forms) = &self.catalogue.entries[rng.below(self.catalogue.entries.len() as u64) as usize];
         loop {
@@ -146,7 +147,8 @@ impl Default for Case {
     }
 }
 
-/// A form with random REX or VEX fields, sometimes more prefixes, and random bytes behind it.
+/// Returns the bytes of an instruction: a form with random REX or VEX fields, sometimes with additional prefixes,
+/// and random bytes after it.
 pub fn spell(rng: &mut Rng, form: &Form) -> [u8; 24] {
     let mut bytes = [0; 24];
     let mut at = 0;
@@ -214,14 +216,15 @@ fn place(rng: &mut Rng, case: &mut Case, bytes: &[u8; 24], code: Code, fs_base: 
         patch(&mut case.bytes, places.displacement_offset(), places.displacement_size(), value);
     }
     case.instruction = Decoder::with_ip(64, &case.bytes, rip, DecoderOptions::NONE).decode();
-    // With a 32-bit address, or an absolute one, FS can only reach this process's own memory.
+    // With an FS prefix, a 32-bit or absolute address can only reach memory of this process itself. Such a case is
+    // not usable.
     let own_memory = case.instruction.segment_prefix() == Register::FS
         && (case.bytes[..4].contains(&0x67) || is_absolute(&case.instruction));
     !own_memory && !is_odd_movbe(case) && !aims_itself(&case.instruction) && offered(&case.instruction)
 }
 
-/// Whether a bit test's register is both the address and the bit offset. The memory operand then cannot
-/// be directed at a chosen place.
+/// Whether a bit test uses the same register for the address and for the bit offset. For such an instruction, no
+/// register value can direct the access to a chosen address.
 fn aims_itself(instruction: &Instruction) -> bool {
     use Mnemonic::*;
     let full = |register: Register| register.full_register();
@@ -269,8 +272,9 @@ fn immediate(rng: &mut Rng) -> u64 {
     }
 }
 
-/// The place of a memory operand. Most operands lie inside the data, aligned for the instruction. Some
-/// operands cross a page, or lie on the read-only page, on the unmapped page or nowhere.
+/// Chooses the address of a memory operand. Most operands are inside the data, and aligned as the instruction
+/// requires. Some operands cross a page, or are on the read-only page, on the unmapped page or at any other
+/// unmapped address.
 fn target(rng: &mut Rng, instruction: &Instruction, bytes: u64) -> u64 {
     let room = if bytes > 64 { bytes } else { 64 };
     let inside = DATA + room + rng.below(DATA_BYTES - 2 * room);
@@ -295,15 +299,15 @@ fn segment_base(segment: Register, fs_base: u64) -> u64 {
     if segment == Register::FS { fs_base } else { 0 }
 }
 
-/// Chooses register values so that memory operands lie where they should.
+/// Chooses register values so that each memory operand has the chosen address.
 struct Steering {
-    /// Whether the value of each register is chosen, and must not change.
+    /// For each register, whether its value has been chosen and must not change any more.
     fixed: [bool; 16],
     fs_base: u64,
 }
 
 impl Steering {
-    /// Aims one memory operand and returns its address.
+    /// Sets registers so that one memory operand has a chosen address, and returns this address.
     fn aim(&mut self, rng: &mut Rng, case: &mut Case, used: &UsedMemory) -> u64 {
         let bytes = used.memory_size().size() as u64;
         let wanted = target(rng, &case.instruction, bytes);
@@ -345,7 +349,7 @@ impl Steering {
         if self.fixed[register] {
             return;
         }
-        // The upper half does not count in a 32-bit address.
+        // The CPU ignores a register's upper half in a 32-bit address, so fill the upper half with random bits.
         let garbage = if narrow { rng.bits() << 32 } else { 0 };
         case.registers.gpr[register] = if narrow { value & 0xffff_ffff | garbage } else { value };
         self.fixed[register] = true;
@@ -367,7 +371,7 @@ fn divide(rng: &mut Rng, value: u64, factor: u64) -> u64 {
         let high = if factor == 1 { 0 } else { rng.bits() << (64 - factor.trailing_zeros()) };
         return value >> factor.trailing_zeros() | high;
     }
-    // Newton's iteration for the inverse modulo 2^64 doubles the correct bits each time.
+    // Each step of Newton's iteration for the inverse modulo 2^64 doubles the number of correct bits.
     let inverse = (0..6).fold(factor, |x, _| x.wrapping_mul(2_u64.wrapping_sub(factor.wrapping_mul(x))));
     value.wrapping_mul(inverse)
 }
@@ -397,7 +401,7 @@ fn write_operand(rng: &mut Rng, case: &mut Case, target: u64) {
     case.writes.push(write);
 }
 
-/// Special values that single instructions need for an interesting result.
+/// Sets special values that some instructions need for an interesting result.
 fn adjust(rng: &mut Rng, case: &mut Case, steering: &Steering) {
     use Mnemonic::*;
     let instruction = case.instruction;
@@ -448,7 +452,7 @@ fn adjust_string(rng: &mut Rng, case: &mut Case) {
     };
     case.registers.gpr[1] = if narrow { count | rng.bits() << 32 } else { count };
     case.steps = count.max(1);
-    // Makes runs of equal elements, for instructions that compare.
+    // For instructions that compare, make runs of equal elements.
     if rng.percent(60) {
         let value = rng.below(256) as u8;
         case.writes.iter_mut().for_each(|write| write.bytes[..48].fill(value));
@@ -488,7 +492,7 @@ fn adjust_bit_offset(rng: &mut Rng, case: &mut Case, steering: &Steering) {
         return;
     };
     if steering.fixed[register] {
-        // The offset is part of the address, too. The resulting address must not be mapped.
+        // The register with the bit offset is also part of the address. So make an address that is not mapped.
         case.registers.gpr[register] |= 1 << 62;
     } else {
         let offset = (rng.bits() as i64 >> 51) as u64;
@@ -555,7 +559,7 @@ fn landing(rng: &mut Rng, case: &Case) -> u64 {
 
 fn point_at_pad(rng: &mut Rng, case: &mut Case) {
     let target = landing(rng, case);
-    // Only this write stays, because a write for the stack could overwrite the target.
+    // Keep only the first write, because a write to the stack could overwrite the branch target.
     case.writes.truncate(1);
     patch_memory(case, 0, &target.to_le_bytes());
 }

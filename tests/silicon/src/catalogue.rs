@@ -1,25 +1,25 @@
-//! All encodings that the CPU model offers to user-mode code, by the decoder's `Code`. The catalogue decodes
-//! every combination of mandatory prefix, REX.W or VEX fields, opcode map, opcode and ModRM byte.
+//! Lists all encodings that the CPU model offers to user-mode code, for each `Code` of the decoder. The catalogue
+//! decodes every combination of mandatory prefix, REX.W or VEX fields, opcode map, opcode and ModRM byte.
 
 use std::collections::BTreeMap;
 
 use iced_x86::{Code, CpuidFeature, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, Register};
 
-/// One way to begin an instruction.
+/// The first bytes of an instruction.
 #[derive(Clone, Copy, Debug)]
 pub struct Form {
     bytes: [u8; 8],
     length: u8,
-    /// The position of the REX byte, or of the first byte behind the VEX escape, if there is one.
+    /// The position of the REX byte, or of the first byte after the VEX escape byte, if there is one.
     pub rex: Option<u8>,
     /// Whether the first three bytes are a VEX prefix.
     pub vex: bool,
-    /// Whether the byte behind `bytes` may have any value without leaving this `Code`.
+    /// Whether the instruction has this `Code` with every value of the byte after `bytes`.
     pub free: bool,
 }
 
 impl Form {
-    /// The bytes up to the opcode, or up to the ModRM byte if the ModRM byte selects the instruction.
+    /// Returns the bytes up to the opcode, or up to the ModRM byte if the ModRM byte selects the instruction.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.length)]
     }
@@ -30,14 +30,15 @@ impl Form {
     }
 }
 
-/// The forms of each `Code`, ordered.
+/// All offered instructions, in the order of their `Code`s.
 pub struct Catalogue {
     /// Every offered `Code` with its forms.
     pub entries: Vec<(Code, Vec<Form>)>,
 }
 
 impl Catalogue {
-    /// The instructions with these mnemonics in any letter case; all instructions if the list is empty.
+    /// Returns the catalogue of the instructions with these mnemonics in any letter case; all instructions if the
+    /// list is empty.
     pub fn of(only: &[String]) -> Catalogue {
         let name = |code: Code| format!("{:?}", code.mnemonic());
         Catalogue::collect(|code| {
@@ -45,7 +46,7 @@ impl Catalogue {
         })
     }
 
-    /// Decodes everything and keeps the instructions that pass [`offered`] and `wanted`.
+    /// Decodes all encodings, and keeps the instructions for which [`offered`] and `wanted` return true.
     pub fn collect(wanted: impl Fn(Code) -> bool) -> Catalogue {
         let mut found = BTreeMap::<u16, Vec<Form>>::new();
         for head in legacy_heads().chain(vex_heads()) {
@@ -81,8 +82,8 @@ fn legacy_heads() -> impl Iterator<Item = Form> {
     })
 }
 
-/// Whether a byte in an opcode's place is a prefix or leads to another map. Other prefixes and maps have forms of their
-/// own.
+/// Whether a byte at the position of the opcode is a prefix, or selects another opcode map. Other prefixes and maps
+/// have forms of their own.
 fn is_prefix(map: &[u8], opcode: u8) -> bool {
     match map {
         [] => {
@@ -94,7 +95,7 @@ fn is_prefix(map: &[u8], opcode: u8) -> bool {
     }
 }
 
-/// Three-byte VEX prefixes with L = 0 (BMI1 and BMI2 use nothing else).
+/// Returns the three-byte VEX prefixes with L = 0. BMI1 and BMI2 use no other VEX prefixes.
 fn vex_heads() -> impl Iterator<Item = Form> {
     (2..=3_u8).flat_map(|map| {
         (0..8_u8).flat_map(move |w_and_pp| {
@@ -137,8 +138,8 @@ fn first_code(head: &Form, next: u8) -> Option<Code> {
     offered(&instruction).then(|| instruction.code())
 }
 
-/// Whether the CPU model offers an instruction in user mode, and its result can be compared. Not offered are privileged
-/// instructions, system calls, reads of time or randomness, and segment registers.
+/// Whether the CPU model offers an instruction in user mode, and its result can be compared. False for privileged
+/// instructions, system calls, reads of time or randomness, and accesses to segment registers.
 pub fn offered(instruction: &Instruction) -> bool {
     !instruction.is_invalid()
         && !instruction.is_privileged()

@@ -7,11 +7,11 @@ use crate::open::{self, Compared};
 use crate::soft::KERNEL;
 use crate::state::{FxImage, Outcome, Registers};
 
-/// RFLAGS bits that are compared: the arithmetic ones, DF, NT, AC and ID. The operating system sets IF and IOPL, and RF
-/// is set in the RFLAGS that an exception reports.
+/// The RFLAGS bits that are compared: the arithmetic flags, DF, NT, AC and ID. The operating system sets IF and
+/// IOPL, and RF is set in the RFLAGS that an exception reports.
 pub const COMPARED_FLAGS: u64 = 0x8d5 | 0x400 | 0x4000 | 0x4_0000 | 0x20_0000;
 
-/// First address that Linux does not give to processes.
+/// The first address that Linux does not give to processes.
 const USER_END: u64 = 0x7fff_ffff_f000;
 
 /// The processor's and the software CPU's results of one case.
@@ -26,18 +26,18 @@ pub struct Pair<'a> {
     pub soft_data: &'a [u8],
 }
 
-/// What happened in one case.
+/// The result of comparing one case.
 pub enum Verdict {
-    /// Equal, apart from differences in [`allowed`]. If only defined results are compared, also apart from differences
-    /// in [`open`].
+    /// The outcomes are equal, except for differences that [`allowed`] permits. If only defined results are
+    /// compared, results in [`open`] may differ, too.
     Equal,
     /// The software CPU does not know the instruction.
     NotOffered,
-    /// Different: one line per difference.
+    /// The outcomes are different. The text has one line for each difference.
     Different(Vec<String>),
 }
 
-/// Compares a case's outcomes. Counts the allowances that were used.
+/// Compares the two outcomes of a case. Counts in `uses` how often a rule allowed a difference.
 pub fn compare(case: &Case, pair: &Pair<'_>, compared: Compared, uses: &mut Uses) -> Verdict {
     if pair.native == pair.soft && pair.native_data == pair.soft_data {
         return Verdict::Equal;
@@ -59,17 +59,18 @@ pub fn compare(case: &Case, pair: &Pair<'_>, compared: Compared, uses: &mut Uses
     if lines.is_empty() { Verdict::Equal } else { Verdict::Different(lines) }
 }
 
-/// Copies to `soft` everything that is not compared.
+/// Copies all parts that are not compared from `native` to `soft`.
 fn mask_uncompared(native: &Outcome, soft: &mut Outcome) {
     if let (Some(native), Some(soft)) = (native.fault, &mut soft.fault) {
-        // Linux reports all page faults on kernel addresses as protection faults. The guest's own kernel lies at
-        // addresses where this process has nothing.
+        // Linux reports all page faults on kernel addresses as protection faults. The guest's kernel is at
+        // addresses where this process has no memory.
         let guest_kernel = (KERNEL..KERNEL + 0x20_0000).contains(&soft.address);
         if soft.vector == 14 && (soft.address >= USER_END || guest_kernel) {
             soft.code = soft.code & !1 | native.code & 1;
         }
     }
-    // The processor does not say which case's landing pad it reached. A branch can reach another case's pad by chance.
+    // The processor's outcome does not say to which case the reached landing pad belongs. A branch can reach a pad
+    // of another case by chance.
     let [to, from] = [soft.registers.rip, native.registers.rip].map(pad_at);
     if to.is_some() && to == from {
         soft.registers.rip = native.registers.rip;

@@ -1,10 +1,11 @@
-//! Golden vectors: the results of some 100,000 cases on one of Intel's processors, kept in the tree and replayed on
-//! every host. So results that the manuals leave open are compared on other vendors' processors, too.
+//! Golden vectors are the results of some 100,000 cases on an Intel processor. A file in the tree contains the
+//! golden vectors, and on every host, the tests compare the software CPU with this file. So on processors of other
+//! vendors, the tests also check results that the manuals leave open.
 //!
-//! The golden vectors are results for the cases that a seed generates. A comparison with the processor uses the same
-//! cases. The file stores the full result of each case, as the changed bytes, and a checksum of the cases. If the
-//! generator or the decoder's list of instructions changes, the vectors must be recorded again on an Intel processor.
-//! The file is postcard in Zstandard.
+//! The golden vectors are results for the cases that a seed generates. A comparison with the processor uses the
+//! same cases. The file stores the full result of each case, as the changed bytes, and a checksum of the cases. If
+//! the generator or the decoder's list of instructions changes, the vectors must be recorded again on an Intel
+//! processor. The file has the format postcard, compressed with Zstandard.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,50 +25,50 @@ const BATCHES: u64 = 13;
 /// Zstandard's compression level. A high level is slow, but recording is rare.
 const LEVEL: i32 = 19;
 
-/// Instructions that leave flags or results undefined. Half of the cases are of these instructions. A change here needs
-/// new golden vectors.
+/// Instructions that leave flags or results undefined. Half of the cases have these instructions. If this list
+/// changes, the golden vectors must be recorded again.
 const OPEN: [&str; 32] = [
     "and", "or", "xor", "test", "andn", "bextr", "blsi", "blsmsk", "blsr", "bzhi", "lzcnt", "tzcnt", "bsf",
     "bsr", "bswap", "bt", "btc", "btr", "bts", "mul", "imul", "div", "idiv", "shl", "shr", "sar", "rol",
     "ror", "rcl", "rcr", "shld", "shrd",
 ];
 
-/// All vectors.
+/// All golden vectors.
 #[derive(Serialize, Deserialize)]
 pub struct Golden {
-    /// The processor's own name, family, model and stepping.
+    /// The name that the processor reports, its family, model and stepping.
     pub processor: String,
     seed: u64,
     fs_base: u64,
-    /// Cases by the instructions that they were chosen from.
+    /// The parts of the cases. Each part has cases of its own list of instructions.
     pub parts: Vec<Part>,
 }
 
-/// Cases of some instructions.
+/// The results of cases of some instructions.
 #[derive(Serialize, Deserialize)]
 pub struct Part {
-    /// The mnemonics; all when empty.
+    /// The mnemonics of the instructions; all instructions if the list is empty.
     pub only: Vec<String>,
-    /// Results by batch.
+    /// The results of each batch.
     pub batches: Vec<Batch>,
 }
 
-/// Results of a batch.
+/// The results of a batch of cases.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Batch {
     /// Checksum of the cases.
     cases: u32,
     results: Vec<Changes>,
-    /// All changed bytes of all results.
+    /// The new values of all bytes that changed, for all cases of the batch.
     bytes: Vec<u8>,
 }
 
-/// The changes that a case made.
+/// The changes of the state that one case made.
 #[derive(Serialize, Deserialize)]
 struct Changes {
     fault: Option<Fault>,
-    /// Pairs of numbers: the number of bytes of the state's image that stay, and the number of bytes after these that
-    /// change.
+    /// Pairs of numbers about the state's image: a number of bytes that stay, and the number of bytes after these
+    /// that change.
     runs: Vec<(u16, u16)>,
 }
 
@@ -82,12 +83,12 @@ impl Golden {
         Golden::decode(&std::fs::read(path)?)
     }
 
-    /// Vectors from a file's bytes.
+    /// Reads the golden vectors from a file's bytes.
     pub fn decode(bytes: &[u8]) -> io::Result<Golden> {
         postcard::from_bytes(&zstd::decode_all(bytes)?).map_err(io::Error::other)
     }
 
-    /// The golden vectors as a file's bytes.
+    /// Returns the golden vectors in the form of a file's bytes.
     pub fn encode(&self) -> io::Result<Vec<u8>> {
         zstd::encode_all(&*postcard::to_stdvec(self).map_err(io::Error::other)?, LEVEL)
     }
@@ -102,7 +103,7 @@ impl Golden {
         self.len() == 0
     }
 
-    /// Base address of FS in all cases.
+    /// Returns the base address of FS in all cases.
     pub fn fs_base(&self) -> u64 {
         self.fs_base
     }
@@ -151,7 +152,7 @@ fn checksum(generator: &mut Generator<'_>, batch: u64) -> u32 {
     hasher.finalize()
 }
 
-/// Records the results of another reference.
+/// A reference that passes on the results of another reference, and records these results.
 pub struct Recorder<R> {
     reference: R,
     batches: Vec<Batch>,
@@ -163,7 +164,7 @@ impl<R: Reference> Recorder<R> {
         Recorder { reference, batches: Vec::new() }
     }
 
-    /// The recorded batches, and the reference.
+    /// Returns the recorded batches, and the other reference.
     pub fn finish(self) -> (Vec<Batch>, R) {
         (self.batches, self.reference)
     }
@@ -200,7 +201,7 @@ pub struct Results<'a> {
     part: usize,
     batch: usize,
     number: usize,
-    /// Number of bytes that were read so far.
+    /// The number of changed bytes that were read so far.
     at: usize,
 }
 
@@ -242,7 +243,7 @@ impl Reference for Results<'_> {
     }
 }
 
-/// The registers afterwards if the instruction did nothing.
+/// Returns the registers after an instruction that does nothing.
 fn expected(case: &Case) -> Registers {
     let mut registers = case.registers.clone();
     registers.rip += case.code().len() as u64;
@@ -252,8 +253,8 @@ fn expected(case: &Case) -> Registers {
 const FX: usize = 18 * 8;
 const DATA_AT: usize = FX + 512;
 
-/// General registers, RIP, flags, x87 and SSE (as far as they are compared), and data. The x87 registers are in the
-/// order of their physical numbers, so a push changes one register of the image and not all.
+/// Returns an image of the compared state: general registers, RIP, flags, x87 and SSE registers, and data. The x87
+/// registers are in the order of their physical numbers, so a push changes only one register of the image.
 fn image(registers: &Registers, data: &[u8]) -> Vec<u8> {
     let mut image = Vec::with_capacity(DATA_AT + data.len());
     for word in registers.gpr.into_iter().chain([registers.rip, registers.rflags & COMPARED_FLAGS]) {
@@ -275,7 +276,8 @@ fn unpack(image: &[u8], registers: &mut Registers, data: &mut [u8]) {
     data.copy_from_slice(&image[DATA_AT..]);
 }
 
-/// The image with ST(n) where register n + `top` belongs.
+/// Returns the FXSAVE image with its x87 registers in the order of their physical numbers: ST(n) is at the position
+/// of register n + `top`.
 fn by_number(fx: &FxImage, top: usize) -> FxImage {
     let mut turned = *fx;
     for n in 0..8 {
@@ -284,7 +286,8 @@ fn by_number(fx: &FxImage, top: usize) -> FxImage {
     turned
 }
 
-/// Lists the runs of bytes that differ and appends their new contents. A few equal bytes do not end a run.
+/// Lists the runs of bytes that differ and appends their new contents. A few equal bytes between differing bytes do
+/// not end a run.
 fn difference(before: &[u8], after: &[u8], bytes: &mut Vec<u8>) -> Vec<(u16, u16)> {
     const GAP: usize = 2;
     let mut runs = Vec::new();

@@ -1,12 +1,12 @@
 //! Compares the software CPU with the host's processor. Processor and software CPU execute random user-mode
-//! instructions from random registers and memory. All registers and all memory that such an instruction can write are
-//! compared.
+//! instructions with random contents of registers and memory. The package compares all registers and all memory
+//! that such an instruction can write.
 //!
 //! [`catalogue`] lists the encodings, and [`case`] makes random cases from these. [`native`] and [`soft`] execute a
-//! case, and [`compare`] and [`allowed`] judge the results. The same seed repeats a run, and the numbers of batch and
-//! case repeat one case. Results that the manuals leave open ([`open`]) are compared on Intel's processors only;
-//! [`golden`] has an Intel processor's results for all other hosts. Not tested: privileged instructions, other modes
-//! than 64-bit user mode, and time.
+//! case, and [`compare`] and [`allowed`] judge the results. With the same seed, a run has the same cases. The
+//! numbers of a batch and a case select one case. Results that the manuals leave open ([`open`]) are compared on
+//! Intel's processors only; [`golden`] has an Intel processor's results for all other hosts. The package does not
+//! test privileged instructions, other modes than 64-bit user mode, and the time of instructions.
 
 #![deny(unsafe_code)]
 
@@ -44,7 +44,7 @@ use crate::runner::{Runner, Showing};
 /// The cases to run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Number of executions, rounded up to whole batches.
+    /// The number of cases to execute, rounded up to whole batches.
     pub count: u64,
     /// The seed that determines the cases.
     pub seed: u64,
@@ -60,17 +60,18 @@ pub struct Options {
     pub show: u64,
     /// Whether to show progress on stderr.
     pub progress: bool,
-    /// Whose processor to compare with.
+    /// The vendor of the processor with which the software CPU is compared.
     pub vendor: Vendor,
 }
 
-/// Whose processor the CPU is compared with.
+/// The vendor of the processor with which the software CPU is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vendor {
-    /// This host's processor. An Intel processor is compared in full, and another processor only in results that the
-    /// manuals define.
+    /// The vendor of this host's processor. On an Intel processor all results are compared, on another processor
+    /// only results that the manuals define.
     OfThisHost,
-    /// This host's processor, with every result changed that the manuals leave open: [`Disturbed`].
+    /// A vendor other than the host's. The comparison uses this host's processor, but changes every result that the
+    /// manuals leave open ([`Disturbed`]).
     Other,
 }
 
@@ -78,7 +79,7 @@ pub enum Vendor {
 pub struct Summary {
     /// The counts of the run.
     pub report: Report,
-    /// A sentence for each child process that died.
+    /// An error message for each child process that died.
     pub died: Vec<String>,
 }
 
@@ -107,7 +108,7 @@ fn missing_features() -> Vec<&'static str> {
     features.into_iter().filter(|(_, there)| !there).map(|(name, _)| name).collect()
 }
 
-/// Runs the comparison. The caller must have one thread only, since this forks.
+/// Runs the comparison. The calling process must have only one thread, because the function forks.
 pub fn run(options: &Options) -> io::Result<Summary> {
     let catalogue = Catalogue::of(&options.only);
     if catalogue.entries.is_empty() {
@@ -147,7 +148,7 @@ fn work(
     serde_json::to_vec(&report.unwrap_or_else(|error| give_up(&error))).expect("a report is plain data")
 }
 
-/// Ends a child process.
+/// Ends a child process with an error.
 fn give_up(error: &io::Error) -> ! {
     eprintln!("cannot set up: {error}");
     std::process::exit(2)
@@ -180,8 +181,8 @@ fn compare_with(
     Ok(runner.report)
 }
 
-/// Records golden vectors on this processor, and compares the software CPU with the vectors. The caller must
-/// have one thread only, since this forks.
+/// Records golden vectors on this processor, and compares the software CPU with the vectors. The calling process
+/// must have only one thread, because the function forks.
 pub fn record() -> io::Result<(Golden, Summary)> {
     if !open::is_intel() {
         return Err(io::Error::other("golden vectors are recorded on an Intel processor"));

@@ -28,14 +28,14 @@ struct Arguments {
     /// Run only this batch.
     #[arg(long)]
     batch: Option<u64>,
-    /// Of that batch, only the cases up to this one.
+    /// Run the cases of the batch only up to this case.
     #[arg(long, requires = "batch")]
     case: Option<u64>,
     /// Differences to show in full for each mnemonic and process.
     #[arg(long, default_value_t = 2)]
     show: u64,
-    /// Compares only the results that the manuals define. All other results of this processor are flipped first, as if
-    /// the processor were of another vendor.
+    /// Compares only the results that the manuals define. All other results of this processor are inverted first,
+    /// as if the processor were of another vendor.
     #[arg(long)]
     as_other_vendor: bool,
 }
@@ -53,7 +53,7 @@ enum Other {
     Replay {
         /// The file with the golden vectors; by default the file in the tree.
         file: Option<PathBuf>,
-        /// Only this part.
+        /// Run only this part.
         #[arg(long)]
         part: Option<usize>,
         /// Run only this batch.

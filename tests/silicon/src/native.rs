@@ -1,6 +1,5 @@
-//! Executes one instruction on the real processor, in this process. The module loads every register and jumps
-//! to the instruction. Control comes back through the jump behind the instruction or through a signal
-//! handler.
+//! Executes one instruction on the real processor, in this process. The module loads every register and jumps to
+//! the instruction. Control returns through the jump after the instruction or through a signal handler.
 //!
 //! All of the crate's `unsafe` is here and in [`crate::process`]. A stray store by a tested instruction can
 //! in principle damage this process, so callers fork first.
@@ -14,8 +13,8 @@ use std::mem::offset_of;
 use crate::layout::{CODE, CODE_BYTES, DATA, DATA_BYTES, PAGE};
 use crate::state::{Fault, FxImage, Outcome, Registers};
 
-/// The data that the trampoline, the signal handler and [`Native`] share. Instruction and handler run on the thread
-/// that called, so nothing here is concurrent.
+/// The data that the trampoline, the signal handler and [`Native`] share. Instruction and signal handler run on the
+/// calling thread, so no two threads use this data at the same time.
 #[repr(C)]
 struct Context {
     input: Registers,
@@ -32,8 +31,8 @@ struct Context {
 
 struct Shared(UnsafeCell<Context>);
 
-// SAFETY: the one user is `Native`, of which one exists per process and which is not `Send` (it holds a raw
-// pointer); see `Native::new`.
+// SAFETY: only `Native` uses this data. A process has only one `Native`, which is not `Send`, because it holds a
+// raw pointer (see `Native::new`).
 unsafe impl Sync for Shared {}
 
 static CONTEXT: Shared = Shared(UnsafeCell::new(Context {
@@ -79,7 +78,8 @@ global_asm!(
     ".globl silicon_ahead",
     ".globl silicon_back",
     ".globl silicon_leave",
-    // A function without arguments. The function keeps the registers that the C calling convention preserves.
+    // `silicon_enter` is a function without arguments. The function preserves the registers that a function of the
+    // C calling convention must preserve.
     "silicon_enter:",
     "push rbx",
     "push rbp",
@@ -93,7 +93,8 @@ global_asm!(
     "popfq",
     "silicon_all silicon_load",
     "jmp qword ptr [rip + {context} + {rip_in}]",
-    // Control arrives here after the instruction: by the jump behind the instruction, or by one of the landing pads.
+    // Control arrives here after the instruction, through the jump after the instruction or through one of the
+    // landing pads.
     "silicon_fell:",
     "mov qword ptr [rip + {context} + {landed}], 0",
     "jmp 2f",
@@ -143,32 +144,33 @@ unsafe extern "C" {
     fn silicon_leave();
 }
 
-/// The address of the jump stubs, behind the cases' slots. Code in a slot reaches the stubs with a 5-byte jump. The
-/// stubs jump to the trampoline, which may be anywhere.
+/// The address of the jump stubs, which come after the cases' slots. Code in a slot reaches the stubs with a 5-byte
+/// jump. The stubs jump to the trampoline, which may be anywhere.
 const STUBS: u64 = CODE + CODE_BYTES;
 const STUB_BYTES: u64 = 16;
 
-/// The place at which the instruction left its slot.
+/// The way in which control left the instruction's slot.
 #[derive(Clone, Copy)]
 pub enum Exit {
-    /// The jump behind the instruction.
+    /// The instruction reached the jump after it.
     Fell = 0,
-    /// The landing pad of forward branches.
+    /// The instruction branched to the landing pad of forward branches.
     Ahead = 1,
-    /// The landing pad of backward branches.
+    /// The instruction branched to the landing pad of backward branches.
     Back = 2,
 }
 
-/// The processor's side: mapped code and data, installed signal handlers.
+/// The execution of cases on the processor: the mapped code and data areas, and the installed signal handlers.
 pub struct Native {
     code: *mut u8,
     data: *mut u8,
-    /// Base address of FS, the thread's own.
+    /// The base address of FS of the thread that executes the cases.
     pub fs_base: u64,
 }
 
 impl Native {
-    /// Maps the areas and takes over the signals of this process. Must be called only once in a process.
+    /// Maps the areas for code and data, and installs handlers for the signals of this process. Must be called only
+    /// once in a process.
     pub fn new() -> io::Result<Native> {
         let code = map(CODE, CODE_BYTES + PAGE, libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC)?;
         let data = map(DATA, DATA_BYTES + PAGE, libc::PROT_READ | libc::PROT_WRITE)?;
@@ -199,7 +201,7 @@ impl Native {
     pub fn write_code(&mut self, address: u64, bytes: &[u8]) {
         let offset = address - CODE;
         assert!(offset + bytes.len() as u64 <= CODE_BYTES + PAGE);
-        // SAFETY: inside the code mapping, as just checked; nothing holds a reference to it.
+        // SAFETY: the bytes are inside the code mapping, as checked above, and no reference to the mapping exists.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.code.add(offset as usize), bytes.len()) }
     }
 
@@ -216,7 +218,7 @@ impl Native {
     pub fn write_data(&mut self, address: u64, bytes: &[u8]) {
         let offset = address - DATA;
         assert!(offset + bytes.len() as u64 <= DATA_BYTES);
-        // SAFETY: inside the data mapping, as just checked; nothing holds a reference to it.
+        // SAFETY: the bytes are inside the data mapping, as checked above, and no reference to the mapping exists.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.data.add(offset as usize), bytes.len()) }
     }
 
@@ -230,9 +232,9 @@ impl Native {
     /// Executes the instruction at `input.rip`, `length` bytes long, in the slot at `slot`.
     pub fn run(&mut self, input: &Registers, length: u64, slot: u64, outcome: &mut Outcome) {
         let context = CONTEXT.0.get();
-        // SAFETY: `Native` is the context's one user. The trampoline keeps the registers that the calling
-        // convention preserves, and always comes back through `silicon_leave`. Only an instruction that
-        // damages this process could prevent the return, so callers fork.
+        // SAFETY: only `Native` uses the context. The trampoline preserves the registers that the calling
+        // convention preserves, and always comes back through `silicon_leave`. Only an instruction that damages
+        // this process could prevent the return, so callers fork.
         let context = unsafe {
             (*context).input.clone_from(input);
             (*context).faulted = 0;
@@ -267,7 +269,7 @@ fn check(result: libc::c_int) -> io::Result<()> {
 
 fn map(address: u64, bytes: u64, protection: libc::c_int) -> io::Result<*mut u8> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: a new mapping that replaces none.
+    // SAFETY: this is a new mapping, which replaces no other mapping.
     let at = unsafe { libc::mmap(address as *mut _, bytes as usize, protection, flags, -1, 0) };
     if at == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -305,10 +307,10 @@ fn take_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// `gregs` numbers of RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI; R8 to R15 are 0 to 7.
+/// The indexes of RAX, RCX, RDX, RBX, RSP, RBP, RSI and RDI in `gregs`. The indexes of R8 to R15 are 0 to 7.
 const GREGS: [usize; 8] = [13, 14, 12, 11, 15, 10, 9, 8];
 
-/// Saves the instruction's results, and makes the interrupted thread go on at `silicon_leave`.
+/// Saves the instruction's results, and makes the interrupted thread continue at `silicon_leave`.
 extern "C" fn on_signal(signal: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid `ucontext_t`, whose `fpregs` points to an XSAVE image that begins
     // with an FXSAVE image. The interrupted code is the tested instruction, so no other code uses `CONTEXT`
@@ -317,8 +319,8 @@ extern "C" fn on_signal(signal: libc::c_int, _: *mut libc::siginfo_t, context: *
         let machine = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext;
         let shared = CONTEXT.0.get();
         if (*shared).running == 0 {
-            // The signal does not come from a tested instruction, so it is a bug of ours. The instruction now runs
-            // again, and the signal kills the process.
+            // The signal does not come from a tested instruction, so this package has a bug. After the handler, the
+            // faulting instruction runs again, and the signal then kills the process.
             libc::signal(signal, libc::SIG_DFL);
             return;
         }

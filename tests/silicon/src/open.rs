@@ -1,7 +1,8 @@
-//! Results that the manuals leave open and vendors fill in differently: undefined flags and results, x87 pointers,
-//! encodings that one vendor reads otherwise. In such results the CPU follows Intel's processors. So a comparison in
-//! full is possible only with an Intel processor. On other processors the comparison leaves open results out, and the
-//! golden vectors ([`crate::golden`]) cover them.
+//! Results that the manuals leave open, and that differ between processors of different vendors. Such results are
+//! undefined flags and results, x87 pointers, and encodings that one vendor decodes differently. For such results
+//! the software CPU follows Intel's processors. So only a comparison with an Intel processor can include all
+//! results. On other processors the comparison leaves out open results, and the golden vectors ([`crate::golden`])
+//! check them.
 //!
 //! "SDM" is Intel's Software Developer's Manual, "APM" AMD's Architecture Programmer's Manual.
 
@@ -16,14 +17,14 @@ use crate::state::{FxImage, Outcome};
 /// How much of an outcome is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compared {
-    /// Everything. The reference is an Intel processor, or a recording of one.
+    /// All results are compared. The reference is an Intel processor, or recorded results of an Intel processor.
     Everything,
-    /// Only results that the manuals define.
+    /// Only results that the manuals define are compared.
     Defined,
 }
 
 impl Compared {
-    /// The part that can be compared with this host's processor.
+    /// Returns the part of an outcome that can be compared with this host's processor.
     pub fn here() -> Compared {
         if is_intel() { Compared::Everything } else { Compared::Defined }
     }
@@ -42,7 +43,7 @@ const ZF: u64 = 1 << 6;
 const SF: u64 = 1 << 7;
 const OF: u64 = 1 << 11;
 
-/// The flags that an instruction leaves undefined, as RFLAGS bits.
+/// Returns the flags that an instruction leaves undefined, as RFLAGS bits.
 pub fn flags(case: &Case) -> u64 {
     const BITS: [(u32, u64); 6] = [
         (RflagsBits::CF, CF),
@@ -87,7 +88,7 @@ fn loses_carry(case: &Case, count: u64) -> bool {
     matches!(case.instruction.mnemonic(), Shl | Sal | Shr) && count >= 8 * size(case) as u64
 }
 
-/// Bytes of the first operand.
+/// Returns the size of the first operand in bytes.
 fn size(case: &Case) -> usize {
     match case.instruction.op_kind(0) {
         OpKind::Register => case.instruction.op_register(0).size(),
@@ -119,13 +120,17 @@ fn register(case: &Case, native: &Outcome) -> Option<usize> {
     open.then(|| case.instruction.op_register(0).full_register().number())
 }
 
-/// Whether vendors decode these bytes as different instructions. Such a case is skipped. AMD's processors
+/// Whether processors of different vendors decode these bytes as different instructions. The comparison skips such
+/// a case. AMD's processors
 ///
-/// - heed an operand-size prefix of near branches (SDM vol. 2 and APM vol. 3, Jcc, JMP, CALL, RET);
+/// - obey an operand-size prefix of near branches (SDM vol. 2 and APM vol. 3, Jcc, JMP, CALL, RET);
 /// - let REP and REPNE choose whether LOOPE or LOOPNE is executed (APM vol. 3, 1.2.6, has no such use of the prefixes);
-/// - take F3 90 with REX.B for XCHG, Intel's for PAUSE (SDM vol. 2 and APM vol. 3, PAUSE);
-/// - read four bytes for MOVSXD to a 16-bit register, Intel's two (SDM vol. 2 and APM vol. 3, MOVSXD);
-/// - refuse 0F 0D, PREFETCH, with a register (APM vol. 3, PREFETCHlevel; reserved NOP in the SDM's opcode map).
+/// - decode F3 90 with REX.B as XCHG, while Intel's processors decode it as PAUSE (SDM vol. 2 and APM vol. 3,
+///   PAUSE);
+/// - read four bytes for MOVSXD to a 16-bit register, while Intel's processors read two (SDM vol. 2 and APM vol. 3,
+///   MOVSXD);
+/// - raise #UD for 0F 0D, PREFETCH, with a register operand (APM vol. 3, PREFETCHlevel; reserved NOP in the SDM's
+///   opcode map).
 pub fn decoded_otherwise(case: &Case) -> bool {
     use Mnemonic::*;
     let decode = |options| Decoder::with_ip(64, &case.bytes, case.registers.rip, options).decode();
@@ -142,7 +147,7 @@ pub fn decoded_otherwise(case: &Case) -> bool {
     otherwise || theirs != ours || theirs.code() != ours.code() || near && prefixes.contains(&0x66)
 }
 
-/// A case whose whole result is open.
+/// A kind of cases whose whole result is open.
 struct Whole {
     name: &'static str,
     #[allow(dead_code, reason = "for the reader")]
@@ -294,7 +299,8 @@ fn faulted(pair: &Pair<'_>) -> bool {
     pair.native.fault.is_some() || pair.soft.fault.is_some()
 }
 
-/// Whether the instruction is DPPS or DPPD, and the result has NaNs wherever the two sides differ.
+/// Whether the instruction is DPPS or DPPD, and the two results differ only in elements that are NaNs in both
+/// results.
 fn only_nans_differ(case: &Case, pair: &Pair<'_>) -> bool {
     let lane_bits = match case.instruction.mnemonic() {
         Mnemonic::Dpps => 32,
@@ -331,12 +337,12 @@ fn is_decimal(case: &Case) -> bool {
     digits.is_some_and(|bytes| bytes.iter().all(|byte| byte >> 4 < 10 && byte & 15 < 10))
 }
 
-/// The reason why the case's whole result is open; `None` if it is not.
+/// Returns the reason why the case's whole result is open. Returns `None` if the whole result is not open.
 pub fn whole(case: &Case, pair: &Pair<'_>) -> Option<&'static str> {
     WHOLE.iter().find(|rule| (rule.applies)(case, pair)).map(|rule| rule.name)
 }
 
-/// Makes `soft` and its data equal to the processor's wherever the manuals leave results open.
+/// Where the manuals leave results open, copies the processor's results to `soft` and `soft_data`.
 pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, soft_data: &mut [u8]) {
     let native = &pair.native.registers;
     let take = |to: &mut u64, from: u64, bits: u64| *to = *to & !bits | from & bits;
@@ -354,9 +360,9 @@ pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, soft_data: &mut [
     }
 }
 
-/// The registers whose upper halves a repeated string instruction with 32-bit addresses leaves open. The instruction
-/// does nothing if ECX is 0 or its first iteration faults. The manuals do not say whether the instruction then writes
-/// ECX, ESI and EDI, which clears the upper halves.
+/// Returns the registers whose upper halves are open after a repeated string instruction with 32-bit addresses. The
+/// instruction moves no data if ECX is 0 or its first iteration faults. The manuals do not say whether the
+/// instruction then writes ECX, ESI and EDI, which clears the upper halves.
 fn upper_halves(case: &Case, pair: &Pair<'_>) -> &'static [usize] {
     const RCX_RSI_RDI: &[usize] = &[1, 6, 7];
     let instruction = &case.instruction;
@@ -403,8 +409,8 @@ fn data(case: &Case) -> Vec<std::ops::Range<usize>> {
     ranges.into_iter().map(|range| start + range.start..start + range.end).collect()
 }
 
-/// Flips all open parts of an outcome, except results within a tolerance. The outcome is then like the outcome of
-/// another vendor's processor that differs from ours as much as the manuals permit.
+/// Inverts all open parts of an outcome, except results for which a tolerance exists. Then the outcome differs from
+/// the software CPU's outcome as much as the manuals permit, as on a processor of another vendor.
 pub fn disturb(case: &Case, outcome: &mut Outcome, data_bytes: &mut [u8]) {
     outcome.registers.rflags ^= flags(case);
     let fx = &mut outcome.registers.fx;

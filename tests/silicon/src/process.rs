@@ -18,10 +18,10 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Makes a progress in memory that forked children share. The memory is never freed.
+    /// Creates a [`Progress`] in memory that forked children share. The memory is never freed.
     pub fn shared() -> io::Result<&'static Progress> {
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping, zeroed, large enough and aligned; zeroes are valid atomics.
+        // SAFETY: the mapping is new, zeroed, large enough and aligned, and zeroes are valid atomics.
         unsafe {
             let at = libc::mmap(
                 std::ptr::null_mut(),
@@ -46,14 +46,15 @@ pub struct Child {
 
 /// How a child ended.
 pub enum Ended {
-    /// The child handed over its result.
+    /// The child sent its result to the parent.
     Result(Vec<u8>),
     /// The child died. The text describes how.
     Died(String),
 }
 
 impl Child {
-    /// Forks; the child runs `work`, hands over its result and exits. The caller must have one thread only.
+    /// Forks. The child runs `work`, sends the result to the parent and exits. The calling process must have only
+    /// one thread.
     pub fn spawn(work: impl FnOnce(&'static Progress) -> Vec<u8>) -> io::Result<Child> {
         let progress = Progress::shared()?;
         let mut ends: [RawFd; 2] = [0; 2];
@@ -83,7 +84,7 @@ impl Child {
         let mut result = Vec::new();
         self.output.read_to_end(&mut result)?;
         let mut status = 0;
-        // SAFETY: waits for our own child.
+        // SAFETY: the call waits for a child of this process.
         if unsafe { libc::waitpid(self.pid, &mut status, 0) } == -1 {
             return Err(io::Error::last_os_error());
         }
@@ -103,6 +104,6 @@ impl Child {
 
 /// Makes this process die of SIGALRM, unless the function is called again within `seconds`.
 pub fn watchdog(seconds: u32) {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call accesses no memory.
     unsafe { libc::alarm(seconds) };
 }

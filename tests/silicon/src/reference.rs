@@ -1,4 +1,4 @@
-//! The reference: this host's processor, or recorded results of one.
+//! The reference for comparisons: this host's processor, or recorded results of a processor.
 
 use std::io;
 
@@ -7,15 +7,17 @@ use crate::layout::{BATCH, DATA, PAD_AHEAD, PAD_BACK, slot};
 use crate::native::{Exit, Native};
 use crate::state::Outcome;
 
-/// Gives the result of each case. Batches come in any order, but the cases of a batch in ascending order.
+/// Determines the right result of each case. The caller may run batches in any order, but must run the cases of a
+/// batch in ascending order.
 pub trait Reference {
     /// Base address of FS in all cases.
     fn fs_base(&self) -> u64;
-    /// Fills the read-only page, before the first batch.
+    /// Fills the read-only page. The caller calls this before the first batch.
     fn seal_read_only(&mut self, bytes: &[u8]) -> io::Result<()>;
     /// Begins a batch.
     fn start_batch(&mut self, batch: u64) -> io::Result<()>;
-    /// Executes a case. `data` is the writable data with the case's own bytes, and is updated in place.
+    /// Executes a case. `data` is the contents of the writable data, which already include the case's own bytes.
+    /// The function updates `data`.
     fn run(&mut self, case: &Case, outcome: &mut Outcome, data: &mut [u8]) -> io::Result<()>;
     /// Skips a case.
     fn skip(&mut self, _case: &Case) -> io::Result<()> {
@@ -23,8 +25,8 @@ pub trait Reference {
     }
 }
 
-/// Stands for another vendor's processor that differs from ours as much as the manuals permit. Flips every bit of the
-/// results that [`open`](crate::open) lists as undefined.
+/// A reference that imitates a processor of another vendor. Inverts every bit of the results that
+/// [`open`](crate::open) lists as undefined, so the results differ as much as the manuals permit.
 pub struct Disturbed<R>(pub R);
 
 impl<R: Reference> Reference for Disturbed<R> {

@@ -39,7 +39,7 @@ pub struct Row {
     pub executions: u64,
     /// Number of executions that raised an exception on the processor.
     pub exceptions: u64,
-    /// Number of executions whose results differed on the two sides.
+    /// The number of executions whose results differed between reference and software CPU.
     pub differences: u64,
 }
 
@@ -54,8 +54,8 @@ pub struct Report {
     pub not_offered: BTreeMap<String, u64>,
     /// How often each allowed difference occurred.
     pub allowed: Uses,
-    /// Different instruction encodings (`Code` values). The number is the catalogue's, not a count of
-    /// executed encodings.
+    /// The number of instruction encodings (`Code` values) in the catalogue. A run may not have executed all of
+    /// these encodings.
     pub codes: u64,
 }
 
@@ -65,12 +65,12 @@ impl Report {
         self.families.values().map(|row| row.executions).sum()
     }
 
-    /// Number of executions whose results differed on the two sides.
+    /// Returns the number of executions whose results differed between reference and software CPU.
     pub fn differences(&self) -> u64 {
         self.families.values().map(|row| row.differences).sum()
     }
 
-    /// Adds another part's counts.
+    /// Adds the counts of another report.
     pub fn merge(&mut self, other: &Report) {
         let rows = |to: &mut BTreeMap<String, Row>, from: &BTreeMap<String, Row>| {
             for (name, row) in from {

@@ -15,9 +15,9 @@ use crate::state::{Outcome, Registers};
 /// Runs cases on a reference and on the software CPU, and compares the results.
 pub struct Runner<'a, R> {
     generator: Generator<'a>,
-    /// The reference.
+    /// The reference with which the software CPU is compared.
     pub reference: R,
-    /// The software CPU as interpreter and as translator.
+    /// Two software CPUs: one uses the interpreter, and one uses the translator.
     tiers: [Soft; 2],
     compared: Compared,
     batch_data: Vec<u8>,
@@ -75,7 +75,7 @@ impl<'a, R: Reference> Runner<'a, R> {
         })
     }
 
-    /// Runs the first `count` cases of a batch; calls `before` with the number of each.
+    /// Runs the first `count` cases of a batch. Before each case, calls `before` with the case's number.
     pub fn batch(&mut self, batch: u64, count: u64, mut before: impl FnMut(u64)) -> io::Result<()> {
         self.tiers.iter_mut().for_each(Soft::start_batch);
         self.reference.start_batch(batch)?;
@@ -123,7 +123,7 @@ impl<'a, R: Reference> Runner<'a, R> {
     }
 
     fn run_tier(&mut self, tier: usize) {
-        // A fault at another address than the instruction's comes from the fetch at a branch's target.
+        // If the fault's RIP is not the instruction's address, the fetch at the branch target has faulted.
         let fault_elsewhere = self.native_outcome.registers.rip != self.case.registers.rip;
         let fetch = self.native_outcome.fault.is_some() && fault_elsewhere;
         let soft = &mut self.tiers[tier];
@@ -138,7 +138,8 @@ impl<'a, R: Reference> Runner<'a, R> {
             native_data: &self.native_data,
             soft_data: &self.soft_data,
         };
-        // The report counts the allowed differences of the first tier only, so that none counts twice.
+        // Count the allowed differences of the first CPU only, so that the report does not count a difference
+        // twice.
         let mut not_counted = Default::default();
         let allowed = if tier == 0 { &mut self.report.allowed } else { &mut not_counted };
         let verdict = compare(&self.case, &pair, self.compared, allowed);
@@ -148,7 +149,7 @@ impl<'a, R: Reference> Runner<'a, R> {
         verdict
     }
 
-    /// Counts an execution. Counts one difference if the result of any tier differs.
+    /// Counts an execution. Counts one difference if the result of at least one of the two CPUs differs.
     fn note(&mut self, verdicts: &[Verdict]) {
         if verdicts.iter().any(|verdict| matches!(verdict, Verdict::NotOffered)) {
             let name = self.case.instruction.mnemonic();

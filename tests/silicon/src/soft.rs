@@ -1,5 +1,6 @@
-//! The software CPU's side: a guest whose user half has the same mappings at the same addresses as the process of
-//! [`crate::native`]. The kernel half is an interrupt table, whose handlers show which exception came.
+//! Executes cases on the software CPU. The user half of the guest has the same mappings at the same addresses as
+//! the process of [`crate::native`]. The kernel half has an interrupt table, whose handlers show which exception
+//! was raised.
 
 use cpu::{Counts, Cpu, CpuState, EmptyBus, Segment, Stop, TableRegister, Tier};
 use guest_ram::GuestRam;
@@ -7,7 +8,7 @@ use guest_ram::GuestRam;
 use crate::layout::{CODE, CODE_BYTES, DATA, DATA_BYTES, PAGE, READ_ONLY, USER_CS, USER_SS};
 use crate::state::{Fault, FxImage, Outcome, Registers};
 
-/// RAM offsets, which are guest-physical addresses.
+/// The constants below are RAM offsets, which are guest-physical addresses.
 const PML4: u64 = 0x1000;
 const PDPT: u64 = 0x2000;
 const DIRECTORY: u64 = 0x3000;
@@ -36,7 +37,7 @@ const NO_EXECUTE: u64 = 1 << 63;
 /// The largest number of steps of a single instruction: iterations of a repeated string instruction.
 const MAX_STEPS: u64 = 1 << 16;
 
-/// The software CPU's side.
+/// A software CPU with its guest, which executes cases.
 pub struct Soft {
     cpu: Cpu,
     template: CpuState,
@@ -46,7 +47,7 @@ pub struct Soft {
 }
 
 impl Soft {
-    /// A guest in user mode, with the given FS base, executed by a tier.
+    /// Creates a guest in user mode with the given FS base. `tier` executes the guest's code.
     pub fn new(fs_base: u64, tier: Tier) -> Soft {
         let ram = GuestRam::new(RAM_BYTES).expect("a few MiB of RAM");
         let mut cpu = Cpu::new(ram);
@@ -83,13 +84,13 @@ impl Soft {
     fn build_kernel(&mut self) {
         for vector in 0..VECTORS {
             let handler = KERNEL + HANDLERS + vector * HANDLER_BYTES;
-            // A 64-bit interrupt gate (SDM vol. 3, figure 6-8); INT3 and INTO are open to user mode.
+            // A 64-bit interrupt gate (SDM vol. 3, figure 6-8); user mode may call the gates of INT3 and INTO.
             let rights = if matches!(vector, 3 | 4) { 0xee } else { 0x8e };
             let low =
                 handler & 0xffff | u64::from(KERNEL_CS) << 16 | rights << 40 | (handler >> 16 & 0xffff) << 48;
             self.cpu.ram().store_u64(IDT + vector * 16, low);
             self.cpu.ram().store_u64(IDT + vector * 16 + 8, handler >> 32);
-            // A jump to itself, which absorbs the remaining steps.
+            // The handler is a jump to itself, so it executes until the steps of the run are used up.
             self.cpu.ram().store_u16(HANDLERS + vector * HANDLER_BYTES, 0xfeeb);
         }
         self.cpu.ram().store_u64(GDT + u64::from(KERNEL_CS), 0x00af_9b00_0000_ffff);
@@ -98,7 +99,7 @@ impl Soft {
         self.cpu.ram().store_u64(TSS + 4, KERNEL + STACK_TOP);
     }
 
-    /// Drops everything that the CPU has cached of the code, so that the slots can get new code.
+    /// Drops everything that the CPU has cached from the code area, so that the slots can get new code.
     pub fn start_batch(&mut self) {
         self.cpu.set_state(&self.template);
     }
@@ -113,7 +114,7 @@ impl Soft {
         self.cpu.ram().write_bytes(address - CODE + CODE_RAM, bytes);
     }
 
-    /// Writes the jump out of a slot: here a jump to itself, where the CPU may spend any number of steps.
+    /// Writes a jump to itself at the end of a slot's code. The CPU may execute this jump for any number of steps.
     pub fn write_exit(&mut self, address: u64) {
         self.write_code(address, &[0xeb, 0xfe]);
     }
@@ -129,8 +130,8 @@ impl Soft {
     }
 
     /// Executes the instruction at `input.rip`. `steps` is how many iterations it may take (1 unless it is a
-    /// repeated string instruction). When `fetch` is set the next instruction is fetched as well, so that a
-    /// branch to nowhere faults.
+    /// repeated string instruction). If `fetch` is set, the CPU also fetches the next instruction, so that a branch
+    /// to an unmapped address faults.
     pub fn run(&mut self, input: &Registers, steps: u64, fetch: bool, outcome: &mut Outcome) {
         self.load(input);
         let mut until = steps.clamp(1, MAX_STEPS) + self.more_steps;

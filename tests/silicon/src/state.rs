@@ -1,4 +1,4 @@
-//! The input and the result of an instruction, in one form for both sides.
+//! The input and the result of an instruction. The form is the same for the processor and the software CPU.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ impl FxImage {
     const X87: usize = 32;
     const XMM: usize = 160;
 
-    /// All bytes zero.
+    /// An image whose bytes are all zero.
     pub const ZERO: FxImage = FxImage([0; 512]);
 
     fn part<const N: usize>(&self, at: usize) -> [u8; N] {
@@ -29,7 +29,8 @@ impl FxImage {
     pub fn status(&self) -> u16 {
         u16::from_le_bytes(self.part(2))
     }
-    /// Abridged tag word: bit set means not empty, by physical register.
+    /// Returns the abridged tag word. A set bit means that the physical register with the bit's number is not
+    /// empty.
     pub fn tags(&self) -> u8 {
         self.0[4]
     }
@@ -49,7 +50,7 @@ impl FxImage {
     pub fn mxcsr(&self) -> u32 {
         u32::from_le_bytes(self.part(24))
     }
-    /// Mantissa of ST(n), which is MMn's contents when TOP is zero.
+    /// Returns the mantissa of ST(n). If TOP is zero, this mantissa is the contents of MMn.
     pub fn mantissa(&self, n: usize) -> u64 {
         u64::from_le_bytes(self.part(Self::X87 + 16 * n))
     }
@@ -73,7 +74,7 @@ impl FxImage {
         to[416..].copy_from_slice(&from[416..]);
     }
 
-    /// Register number on top of the x87 stack.
+    /// Returns the number of the register on top of the x87 stack.
     pub fn top(&self) -> usize {
         usize::from(self.status() >> 11 & 7)
     }
@@ -141,17 +142,17 @@ impl Registers {
 pub struct Fault {
     /// Vector.
     pub vector: u8,
-    /// Error code; zero for vectors that have none.
+    /// The error code; zero for vectors without an error code.
     pub code: u32,
-    /// Faulting address of a page fault; zero for the others.
+    /// The faulting address of a page fault; zero for other exceptions.
     pub address: u64,
 }
 
 /// An instruction's result.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// Registers afterwards, or the registers that an exception reported.
+    /// The registers after the instruction, or the registers that an exception reported.
     pub registers: Registers,
-    /// The exception in which the instruction ended; `None` if it raised none.
+    /// The exception that the instruction raised; `None` if it raised none.
     pub fault: Option<Fault>,
 }

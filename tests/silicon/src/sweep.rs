@@ -1,8 +1,8 @@
-//! The opcode maps 0F, 0F 38 and 0F 3A from end to end: which encodings are undefined, and how long the others are.
-//! Every combination of mandatory prefix, REX.W, opcode and ModRM byte (without a displacement) is executed once in
-//! user mode.
+//! Executes all encodings of the opcode maps 0F, 0F 38 and 0F 3A on the processor and on the software CPU. The
+//! sweep compares which encodings are undefined, and how long the defined encodings are. Every combination of
+//! mandatory prefix, REX.W, opcode and ModRM byte (without a displacement) is executed once in user mode.
 //!
-//! Breakpoint instructions follow each encoding. So the exception at its end says whether the encoding was
+//! Breakpoint instructions follow each encoding. So the exception that follows shows whether the encoding was
 //! undefined, and where the instruction ended. [`EXPLAINED`] lists each difference that is allowed, with its
 //! reason.
 
@@ -33,7 +33,7 @@ const SIB: u8 = 0x24;
 /// The result of executing the bytes of one encoding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum End {
-    /// The instruction was executed, and has this many bytes.
+    /// The CPU executed the instruction. The number is the instruction's length in bytes.
     Executed(u64),
     /// The instruction raised this exception.
     Raised(u8),
@@ -65,7 +65,7 @@ impl fmt::Display for End {
     }
 }
 
-/// An encoding, and its result on both sides.
+/// An encoding, with its results on the processor and on the software CPU.
 struct Tried {
     instruction: Instruction,
     bytes: Vec<u8>,
@@ -74,7 +74,7 @@ struct Tried {
 }
 
 impl Tried {
-    /// The opcode behind the bytes of the opcode map.
+    /// Returns the opcode after the bytes of the opcode map.
     fn opcode(&self) -> [u8; 2] {
         let at = self.bytes.iter().position(|&byte| byte == 0x0f).unwrap_or_default();
         [self.bytes[at + 1], self.bytes[at + 2]]
@@ -128,9 +128,9 @@ fn is_left_out(instruction: &Instruction, bytes: &[u8]) -> Option<&'static str> 
 /// The results of the sweep.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Swept {
-    /// Number of encodings that both sides executed.
+    /// The number of encodings that processor and software CPU executed.
     pub executed: u64,
-    /// Number of encodings that were undefined on both sides.
+    /// The number of encodings that were undefined on the processor and on the software CPU.
     pub undefined: u64,
     /// Number of encodings that were left out, by reason.
     pub left_out: BTreeMap<String, u64>,
@@ -161,10 +161,10 @@ impl fmt::Display for Swept {
     }
 }
 
-/// Executes every encoding. The caller must have one thread only, since this forks.
+/// Executes every encoding. The calling process must have only one thread, because the function forks.
 ///
 /// # Errors
-/// If the processor's side cannot be set up, or dies.
+/// Fails if the process that runs the encodings on the processor cannot be set up, or dies.
 pub fn run() -> io::Result<Swept> {
     let child = Child::spawn(|progress| {
         let swept = Sweep::new().map(|mut sweep| {
@@ -184,7 +184,7 @@ pub fn run() -> io::Result<Swept> {
     }
 }
 
-/// Every encoding up to its ModRM byte, and the SIB byte where there is one.
+/// Returns every encoding up to its ModRM byte, or up to its SIB byte if it has one.
 fn encodings() -> Vec<Vec<u8>> {
     let prefixes: [&[u8]; 4] = [&[], &[0x66], &[0xf3], &[0xf2]];
     let maps: [&[u8]; 3] = [&[0x0f], &[0x0f, 0x38], &[0x0f, 0x3a]];

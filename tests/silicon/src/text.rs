@@ -1,4 +1,4 @@
-//! The text of a case for reports.
+//! Describes cases as text for reports.
 
 use iced_x86::{Formatter, Instruction, IntelFormatter};
 
@@ -16,7 +16,7 @@ pub fn instruction(instruction: &Instruction) -> String {
     text
 }
 
-/// The registers and memory before the instruction, in indented lines.
+/// Returns indented lines with the contents of registers and memory before the instruction.
 pub fn inputs(case: &Case) -> String {
     let registers = &case.registers;
     let mut text = format!("  input: rip {:x} rflags {:x}\n ", registers.rip, registers.rflags);

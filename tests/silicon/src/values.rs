@@ -1,9 +1,9 @@
-//! Random operand values, with the interesting ones far more often than chance would give them.
+//! Random operand values. Special values are far more frequent than among uniformly random values.
 
 use crate::state::FxImage;
 use seeded::Rng;
 
-/// A 64-bit integer: often small, near a power of two, or a repeated pattern.
+/// Returns a 64-bit integer: often small, near a power of two, or a repeated pattern.
 pub fn integer(rng: &mut Rng) -> u64 {
     match rng.below(10) {
         0 => rng.below(4).wrapping_sub(1),
@@ -17,7 +17,7 @@ pub fn integer(rng: &mut Rng) -> u64 {
     }
 }
 
-/// Bits of a float with `exponent_bits` and `fraction_bits`.
+/// Returns the bits of a floating-point number with `exponent_bits` and `fraction_bits`.
 fn float(rng: &mut Rng, exponent_bits: u32, fraction_bits: u32) -> u64 {
     let top = (1_u64 << exponent_bits) - 1;
     let bias = top >> 1;
@@ -41,7 +41,7 @@ fn float(rng: &mut Rng, exponent_bits: u32, fraction_bits: u32) -> u64 {
     (rng.bits() & 1) << (exponent_bits + fraction_bits) | exponent << fraction_bits | fraction
 }
 
-/// 128 bits: integers, floats of either width, or decimal digits.
+/// Returns 128 bits: integers, floats of 32 or 64 bits, or decimal digits.
 pub fn vector(rng: &mut Rng) -> u128 {
     let mut halves = [0_u64; 2];
     let kind = rng.below(8);
@@ -59,7 +59,8 @@ pub fn vector(rng: &mut Rng) -> u128 {
     u128::from(halves[1]) << 64 | u128::from(halves[0])
 }
 
-/// An 80-bit x87 number: mantissa, sign and exponent. Includes the encodings that the x87 calls unsupported.
+/// Returns an 80-bit x87 number: mantissa, sign and exponent. Some numbers have encodings that the x87 does not
+/// support.
 pub fn extended(rng: &mut Rng) -> (u64, u16) {
     let sign = (rng.bits() & 1) as u16 * 0x8000;
     let mut mantissa = match rng.below(8) {
@@ -89,12 +90,12 @@ pub fn extended(rng: &mut Rng) -> (u64, u16) {
     (mantissa, sign | exponent)
 }
 
-/// A whole x87, MMX and SSE state that can be loaded without an exception.
+/// Generates a whole x87, MMX and SSE state that an instruction can load without an exception.
 pub fn fx_image(rng: &mut Rng, fx: &mut FxImage) {
     fx.0[..32].fill(0);
     let mut control = 0x037f;
     if rng.percent(60) {
-        // Precision 1 is reserved.
+        // Do not use 1 as precision control, because this value is reserved.
         control = 0x7f | rng.pick(&[0, 2, 3, 3]) << 8 | (rng.below(4) as u16) << 10;
     }
     if rng.percent(8) {
@@ -105,7 +106,8 @@ pub fn fx_image(rng: &mut Rng, fx: &mut FxImage) {
         status |= rng.bits() as u16 & 0x7f;
     }
     if rng.percent(85) {
-        // Most generated states have no pending exception, because the instruction would only raise #MF.
+        // Most generated states have no pending exception, because with a pending exception the tested instruction
+        // would only raise #MF.
         status &= !(!control & 0x3f);
     }
     if status & !control & 0x3f != 0 {
@@ -144,7 +146,7 @@ fn mxcsr(rng: &mut Rng) -> u32 {
     value
 }
 
-/// Bytes of a memory operand.
+/// Fills `bytes` with the contents of a memory operand.
 pub fn memory(rng: &mut Rng, bytes: &mut [u8]) {
     for chunk in bytes.chunks_mut(16) {
         let value = match rng.below(6) {

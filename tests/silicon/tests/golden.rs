@@ -33,7 +33,7 @@ fn the_cpu_does_what_an_intel_processor_did() {
     assert!(report.executions() >= 100_000);
 }
 
-/// Changes a reference's results.
+/// A reference that changes another reference's results.
 struct Changed<R, F>(R, F);
 
 impl<R: Reference, F: FnMut(&Case, &mut Outcome)> Reference for Changed<R, F> {

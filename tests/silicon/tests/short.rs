@@ -1,6 +1,6 @@
-//! Short comparisons with the real processor. The first comparison is of everything on Intel's processors, and only of
-//! defined results on others. The second runs as on a host of another vendor. The tests have no harness, because
-//! forking needs a single thread.
+//! Short comparisons with the real processor. On Intel's processors, the first comparison includes all results; on
+//! other processors, only defined results. The second comparison imitates a host with a processor of another
+//! vendor. The tests use no test harness, because a fork needs a process with one thread.
 
 use silicon::open::Compared;
 use silicon::{Options, Vendor};

@@ -1,5 +1,5 @@
-//! Compares which encodings are undefined for the software CPU and for this processor. The test has no
-//! harness, because forking needs a single thread.
+//! Compares which encodings are undefined for the software CPU and for this processor. The test uses no test
+//! harness, because a fork needs a process with one thread.
 
 fn main() {
     if let Some(reason) = silicon::unsupported() {

@@ -1,9 +1,9 @@
 //! Reports that a test, or a part of a test, cannot run on this machine: `return skip::test("there is no gdb")`.
 //!
-//! Cargo hides the output of passing tests, so a skipped test looks like one that ran. A line written here is
-//! still visible. The line also goes into the file that `TTVM_SKIPS` names, and `scripts/test` counts and
-//! repeats these lines at its end. If `TTVM_NO_SKIPS` is set to anything, a test that would be skipped fails
-//! instead.
+//! Cargo hides the output of passing tests, so a skipped test looks like one that ran. So this function writes a
+//! line that stays visible. The function also appends the line to the file that `TTVM_SKIPS` names, and
+//! `scripts/test` counts and repeats these lines at its end. If `TTVM_NO_SKIPS` is set to anything, a test that
+//! would be skipped fails instead.
 
 #![forbid(unsafe_code)]
 
@@ -13,9 +13,9 @@ use std::io::Write;
 use std::path::Path;
 use std::thread;
 
-/// The file to which each skip appends its line.
+/// The environment variable that names the file to which each skip appends its line.
 const NOTES: &str = "TTVM_SKIPS";
-/// Turns skips into failures.
+/// The environment variable that turns skips into failures.
 const FORBIDDEN: &str = "TTVM_NO_SKIPS";
 
 /// Reports why this thread's test does not run, or which part does not run.
@@ -35,14 +35,15 @@ pub fn test(why: impl Display) {
     assert!(!forbidden, "skipped although {FORBIDDEN} is set: {line}");
 }
 
-/// The package and the test, why it is skipped, and the end of the line.
+/// Returns the line to write: the package, the test, the reason for the skip, and a newline.
 fn line(why: impl Display) -> String {
     let package = std::env::var("CARGO_PKG_NAME").map(|name| name + " ").unwrap_or_default();
     let why = why.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
     format!("{package}{}: {why}\n", name())
 }
 
-/// The harness calls the test's thread by the test's name. Without a harness, the test is the program.
+/// Returns the test's name. The test harness gives this name to the test's thread. Without a harness, this is the
+/// program's name.
 fn name() -> String {
     match thread::current().name() {
         Some(name) if name != "main" => name.to_string(),
@@ -50,7 +51,7 @@ fn name() -> String {
     }
 }
 
-/// The name of the running program, without Cargo's hash at its end; `None` if the host does not tell the name.
+/// The name of the running program, without Cargo's hash at its end; `None` if the host does not provide the name.
 fn program() -> Option<String> {
     let stem = std::env::current_exe().ok()?.file_stem()?.to_string_lossy().into_owned();
     Some(stem.rsplit_once('-').map_or(stem.clone(), |(name, _)| name.to_string()))

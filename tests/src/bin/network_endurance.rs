@@ -43,7 +43,7 @@ fn main() {
     }
 }
 
-/// Tests one kind of network, and prints its line of the table. Panics with a sentence if the test fails.
+/// Tests one kind of network, and prints its line of the table. Panics with an error message if the test fails.
 fn one_network(network: &str, directory: &Path, amounts: &Amounts) {
     let mut wire = if network == "tap" { Wire::tap(directory) } else { Wire::user(directory, &[SSH, WEB]) };
     let done = record_work(directory, &wire, amounts);

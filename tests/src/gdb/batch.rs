@@ -1,4 +1,4 @@
-//! gdb in batch mode, with a timeline served to it.
+//! Runs gdb in batch mode, and serves a timeline to this gdb.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use gdb_server::GdbTarget;
 use history::timeline::Timeline;
 
-/// gdb without a user's settings. gdb ends after its commands.
+/// Returns a command that starts gdb without the user's settings. This gdb ends after its commands.
 pub fn gdb() -> Command {
     let mut gdb = Command::new("gdb");
     gdb.args(["--quiet", "--nx", "--batch", "-ex", "set architecture i386:x86-64"]);
@@ -21,8 +21,8 @@ pub fn attach<S: AsRef<str>>(gdb: &mut Command, socket: &Path, commands: &[S]) {
     gdb.args(commands.iter().flat_map(|command| ["-ex", command.as_ref()]));
 }
 
-/// Serves a timeline to one client, a command that `client` makes for a socket in `directory`. Returns the client's
-/// output, errors last.
+/// Serves a timeline to one client on a socket in `directory`. `client` makes the command that starts the client.
+/// Returns the client's output, followed by its error messages.
 pub fn serve(timeline: &mut Timeline, directory: &Path, client: impl FnOnce(&Path) -> Command) -> String {
     let socket = directory.join("gdb.socket");
     let listener = gdb::Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
@@ -37,17 +37,18 @@ pub fn serve(timeline: &mut Timeline, directory: &Path, client: impl FnOnce(&Pat
     said(&running.join().expect("the client's thread"))
 }
 
-/// Ends the wait for a gdb that never attached.
+/// Connects to `socket` once, so that a server stops waiting for a gdb that never attached.
 pub fn leave(socket: &Path) {
     drop(UnixStream::connect(socket));
 }
 
-/// A command's output, errors last.
+/// Returns a command's output, followed by its error messages.
 pub fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// How often gdb said that history ends in this direction. gdb 13 and gdb 18 use different words.
+/// Returns how often gdb printed that the recorded history ends in this direction. gdb 13 and gdb 18 use different
+/// words.
 pub fn ends_of_history(said: &str) -> usize {
     let words = ["No more reverse-execution history", "Reached end of recorded history; stopping"];
     words.iter().map(|words| said.matches(words).count()).sum()

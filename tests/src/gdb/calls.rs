@@ -1,8 +1,8 @@
-//! Function calls in a traced window: which activation of which function runs at each step, where it began and where it
-//! returned. The module knows only functions of the guest's kernel, from the kernel's own list of symbols.
+//! Function calls in a traced window: which activation of which function runs at each step, where it began and
+//! where it returned. The module finds only functions of the guest's kernel, with the kernel's own list of symbols.
 //!
-//! The stack pointer orders a stack of activations. After an interrupt, an exception or a stack switch, nothing is
-//! known until the next call.
+//! From the stack pointer, the module knows which activations are still on the stack. After an interrupt, an
+//! exception or a stack switch, the activation is unknown until the next call.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,7 +38,8 @@ pub struct Function {
     pub end: u64,
     /// Bytes between the stack pointer at each instruction and the stack pointer at the function's entry.
     pub depths: BTreeMap<u64, u64>,
-    /// Instructions that were reached in another way than from the previous instruction.
+    /// The addresses of instructions that control reached from another instruction than the instruction directly
+    /// before.
     pub leaders: BTreeSet<u64>,
     /// Whether control entered the function only by calls, and each instruction always had the same stack depth.
     pub regular: bool,
@@ -63,7 +64,8 @@ enum Way {
     On,
     Call,
     Return,
-    /// The step goes to any other instruction: on a different stack, or after an event during the step.
+    /// The step goes to another instruction in any other way: by a stack switch, or because of an event during the
+    /// step.
     Elsewhere,
 }
 
@@ -143,7 +145,8 @@ impl Calls {
             },
             (Way::On, to) if from == to => {}
             (Way::On, to) => {
-                // A jump to another function: the source does not return here, and the target is not called.
+                // The instruction jumped to another function. So the first function does not return itself, and no
+                // call began the second function. Mark both functions.
                 for function in [from, to].into_iter().flatten() {
                     self.functions.get_mut(&function).expect("it was just found").regular = false;
                 }
@@ -177,7 +180,7 @@ impl Calls {
         }
     }
 
-    /// The address of the kernel's function in which `address` lies; `None` if it lies in none.
+    /// Returns the address of the kernel function that contains `address`; `None` if there is no such function.
     fn function_at(&mut self, address: u64, symbols: &Symbols) -> Option<u64> {
         if address >> 63 == 0 {
             return None;
@@ -205,7 +208,7 @@ impl Calls {
 
 fn way(here: &Place, next: &Place, code: &[u8; 4]) -> Way {
     let (before, after) = (here.gpr[RSP], next.gpr[RSP]);
-    // A prefix for 64-bit operands, registers or segments does not matter here.
+    // Ignore a prefix for 64-bit operands, registers or segments.
     let code = if matches!(code[0], 0x40..=0x4f | 0x2e | 0x3e | 0x64 | 0x65 | 0xf2 | 0xf3) {
         &code[1..]
     } else {

@@ -1,6 +1,7 @@
-//! Made-up source lines for functions of the guest's kernel, for gdb's line steps. A line is a run of a
-//! function's instructions. The debug information also describes the frame at each instruction. The host's
-//! tools assemble and link a text for gdb. The text contains no code bytes.
+//! Invents source lines for functions of the guest's kernel, to test gdb's steps by source lines. A line is a
+//! sequence of a function's instructions. The debug information also describes the stack frame at each instruction.
+//! The module writes an assembler text, and the host's tools make an object file for gdb from this text. The file
+//! contains no code of the guest.
 //!
 //! A line begins at every target of a jump, so control always enters a line at its beginning. A line ends with each
 //! call.
@@ -20,19 +21,20 @@ const LINE_LENGTH: usize = 4;
 pub struct Lines {
     /// Maps the first instruction of a function to the beginnings of its lines, in ascending order.
     functions: BTreeMap<u64, Vec<u64>>,
-    /// Step counts at which lines begin, by activation.
+    /// For each activation, the step counts at which lines begin.
     pub visits: BTreeMap<usize, Vec<usize>>,
 }
 
 impl Lines {
-    /// Makes lines for two of every three functions that are always called and return.
+    /// Makes lines for two of every three functions that control always enters by a call and leaves by a return.
     pub fn new(trace: &Trace, calls: &Calls) -> Lines {
         let regular =
             calls.functions.iter().filter(|(_, function)| function.regular && function.depths.len() > 3);
         let mut lines = Lines { functions: BTreeMap::new(), visits: BTreeMap::new() };
         for (number, (&start, function)) in regular.enumerate() {
             if number % 3 == 2 {
-                // gdb steps over functions without lines, so some functions must have none.
+                // Some functions must have no lines, because the tests also check that gdb steps over functions
+                // without lines.
                 continue;
             }
             let mut starts = Vec::new();
@@ -84,7 +86,7 @@ impl Lines {
         starts.get(after).copied().unwrap_or(calls.functions[&function].end)
     }
 
-    /// Writes an object file with the made-up source lines below `directory`, with the host's assembler and
+    /// Writes an object file with the invented source lines below `directory`, with the host's assembler and
     /// linker.
     pub fn write(&self, calls: &Calls, directory: &Path) -> PathBuf {
         let (source, object, linked) =
@@ -110,10 +112,11 @@ impl Lines {
             for (&address, depth) in &function.depths {
                 let _ = writeln!(text, ".org {:#x}", address - start);
                 if let Ok(line) = starts.binary_search(&address) {
-                    // Numbers need not be unique: lines of different functions are never compared.
+                    // Lines of different functions may have equal numbers, because nothing compares these lines.
                     let _ = writeln!(text, ".loc 1 {}", (start & 0xfff) * 16 + line as u64 + 1);
                 }
-                // Write a NOP, because only instructions have lines.
+                // Write a NOP in place of each instruction, because the assembler makes lines only for
+                // instructions.
                 let _ = writeln!(text, ".cfi_def_cfa_offset {}\nnop", depth + 8);
             }
             let _ = writeln!(text, ".org {size:#x}\n.cfi_endproc\n.Lend{start:x}:");
@@ -122,7 +125,8 @@ impl Lines {
         text
     }
 
-    /// One compilation unit in assembler, whose functions have no prologues that gdb would skip.
+    /// Writes one compilation unit for assembler source. In such a unit, gdb does not skip the prologues of
+    /// functions.
     fn debug_info(&self, text: &mut String, calls: &Calls) {
         text.push_str(
             "

@@ -1,5 +1,5 @@
-//! Unmodified gdb at work on a recording: scripts with gdb's expected answer to each command. The references come from
-//! a straight replay in single steps.
+//! Runs scripts of commands in an unmodified gdb that debugs a recording, and compares gdb's answers with expected
+//! answers. The expected answers come from a replay in single steps, without time travel.
 
 pub mod batch;
 pub mod calls;

@@ -14,7 +14,7 @@ use recording::Recording;
 use super::batch;
 use crate::guests::repository;
 
-/// Runs a list of commands in gdb, and continues after errors.
+/// The script that runs a list of commands in gdb, and continues after errors.
 const DRIVER: &str = "tests/src/gdb/in_gdb.py";
 
 /// A script, and gdb's expected answers to some of its commands.
@@ -50,8 +50,8 @@ impl GdbScript {
         self.commands.is_empty()
     }
 
-    /// Runs gdb with the tt commands and these symbol files against a server of its own, below `directory`.
-    /// The session's first place is the recording's start.
+    /// Runs gdb with the tt commands and these symbol files. gdb connects to a new server, whose socket is below
+    /// `directory`. The session begins at the recording's start.
     pub fn run(
         &self,
         recording: &Recording<Instructions>,
@@ -80,7 +80,7 @@ impl GdbScript {
             });
             let address = is_ready.recv().expect("the server becomes ready");
             let output = run_gdb(&script, &address, symbols);
-            // Ends the server's wait for a gdb that never attached.
+            // If gdb never attached, end the server's wait for gdb.
             batch::leave(&socket);
             server.join().expect("the server survives").unwrap_or_else(|error| panic!("{error}"));
             output
@@ -108,14 +108,15 @@ impl GdbScript {
     }
 }
 
-/// An answer without the names after addresses. The server gives these names only after certain earlier commands.
+/// Returns an answer without the names after addresses. The server adds these names only after certain earlier
+/// commands.
 fn without_names(answer: &str) -> String {
     let lines = answer.lines().map(|line| line.split(" <").next().unwrap_or(line));
     lines.collect::<Vec<_>>().join("\n")
 }
 
 impl Transcript {
-    /// Each command with gdb's answer to it.
+    /// Returns each command with gdb's answer.
     fn answers(&self) -> Vec<&str> {
         let mut rest = self.0.as_str();
         let mut answers = Vec::new();

@@ -1,6 +1,6 @@
-//! Windows of a recording, single-stepped along a straight replay. The windows show where every step leads,
-//! the values of watched variables, and the runs that a debugger changed. The replay never goes back and uses
-//! no checkpoints.
+//! Replays a recording once from start to end, and executes some parts of the recording (*windows*) in single
+//! steps. A window has the machine's registers after each step, and the values of watched variables. A window also
+//! has runs in which a debugger changed the machine. The replay never goes back and uses no checkpoints.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ pub struct Place {
     pub accesses: [bool; WATCHED],
 }
 
-/// Variables that are watched in one window.
+/// The number of variables that are watched in one window.
 pub const WATCHED: usize = 5;
 
 /// A variable, and the kind of accesses that are recorded.
@@ -73,11 +73,11 @@ impl Variable {
     }
 }
 
-/// A part of the recording, step by step.
+/// A part of the recording, executed in single steps.
 pub struct Window {
-    /// The step count of the first place.
+    /// The step count at which the window begins.
     pub start: usize,
-    /// The machine at every step count from there on.
+    /// The machine at every step count from `start` on.
     pub places: Vec<Place>,
     /// The watched variables.
     pub variables: [Variable; WATCHED],
@@ -96,7 +96,7 @@ pub struct Fork {
 }
 
 impl Window {
-    /// The last step count with a place.
+    /// Returns the last step count of the window.
     pub fn end(&self) -> usize {
         self.start + self.places.len() - 1
     }
@@ -165,7 +165,7 @@ impl Trace {
         trace
     }
 
-    /// The window in which a step count lies; `None` if it lies in none.
+    /// Returns the window that contains a step count; `None` if no window contains it.
     pub fn window_of(&self, step: usize) -> Option<&Window> {
         self.windows.iter().find(|window| window.contains(step))
     }

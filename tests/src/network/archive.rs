@@ -55,7 +55,7 @@ impl Archive {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let folder = folder.clone();
-                // A client may hang up early.
+                // Ignore errors, because a client may close its connection early.
                 std::thread::spawn(move || drop(answer(&folder, stream)));
             }
         });

@@ -1,4 +1,4 @@
-//! The TCP payload in a capture file, as tshark reads it: both directions of each connection, reassembled.
+//! Reads the TCP payload from a capture file with tshark, and reassembles both directions of each connection.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -13,14 +13,14 @@ const FIELDS: [&str; 7] =
 /// The payload of one direction of a connection: the number of bytes, and their hash.
 type Payload = (u64, u128);
 
-/// Maps source and destination to the payload of their connections, one after the other.
+/// Maps each pair of source and destination to a list with the payload of each of their connections, in order.
 pub type Payloads = BTreeMap<String, Vec<Payload>>;
 
-/// Reads a capture file. Fails if a direction lacks bytes in the middle.
+/// Reads a capture file. Fails if bytes are missing in the middle of a direction.
 pub fn payloads(capture: &Path) -> Payloads {
     let mut tshark = Command::new("tshark");
     tshark.arg("-n").arg("-r").arg(capture).args(["-o", "tcp.desegment_tcp_streams:FALSE"]);
-    // The protocols inside TCP do not matter here.
+    // Do not let tshark decode the protocols inside TCP.
     tshark.args(["--disable-protocol", "http", "--disable-protocol", "ssh"]);
     tshark.args(["-Y", "ip && tcp.len > 0", "-T", "fields"]);
     FIELDS.iter().for_each(|field| _ = tshark.args(["-e", field]));
@@ -31,7 +31,7 @@ pub fn payloads(capture: &Path) -> Payloads {
     found
 }
 
-/// Reassembles segments, each a line of tab-separated [`FIELDS`].
+/// Reassembles segments. Each line has the tab-separated [`FIELDS`] of one segment.
 fn assembled(lines: impl Iterator<Item = String>) -> Payloads {
     let mut directions: BTreeMap<(String, u64), Direction> = BTreeMap::new();
     for line in lines {
@@ -41,7 +41,7 @@ fn assembled(lines: impl Iterator<Item = String>) -> Payloads {
         };
         let place = format!("{from}:{from_port} to {to}:{to_port}");
         let direction = directions.entry((place, number(stream))).or_default();
-        // The connection's first byte has number 1.
+        // The first byte of a connection has sequence number 1.
         direction.add(number(sequence).saturating_sub(1), bytes(payload));
     }
     let mut payloads = Payloads::new();
@@ -69,7 +69,7 @@ impl Default for Direction {
 
 impl Direction {
     fn add(&mut self, at: u64, segment: Vec<u8>) {
-        // If two segments begin at one place, the longer one has all bytes of the other.
+        // If two segments begin at the same byte, the longer segment contains all bytes of the shorter segment.
         let known = self.early.entry(at).or_default();
         if segment.len() > known.len() {
             *known = segment;

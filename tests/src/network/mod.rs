@@ -1,8 +1,8 @@
-//! Records a Debian guest at work on a network. The guest installs a package from the host, answers ssh, serves pages
-//! and echoes a TCP stream. Meanwhile the host captures the same frames.
+//! Records a Debian guest that works on a network. The guest installs a package from the host, answers ssh, serves
+//! pages and echoes a TCP stream. Meanwhile the host captures the same frames.
 //!
-//! Unlike the rest of the harness, this module tests the outside. So the module reads the host's clock, to
-//! pace the stream and to measure durations.
+//! Unlike the rest of the harness, this module tests ttvm together with other programs of the host. So the module
+//! reads the host's clock, to pace the stream and to measure durations.
 
 mod archive;
 mod capture;
@@ -37,7 +37,7 @@ pub struct Amounts {
     pub stream_rate: u64,
 }
 
-/// The results of a run in which everything was right.
+/// The results of a run without errors.
 pub struct Done {
     /// The time from power-on to power-off.
     pub elapsed: Duration,
@@ -47,7 +47,7 @@ pub struct Done {
     pub echoed: Echoed,
 }
 
-/// Records the guest into `directory`/R.ttvm while it does all this work over this wire.
+/// Records the guest into `directory`/R.ttvm while the guest does all this work over the connection `wire`.
 pub fn record_work(directory: &Path, wire: &Wire, amounts: &Amounts) -> Done {
     let archive = Archive::new(directory);
     let stream = Stream::listen(wire.host, amounts.stream_seconds, amounts.stream_rate);
@@ -83,7 +83,7 @@ fn job(archive: u16, stream: u16) -> String {
     .join(" && ")
 }
 
-/// The output of a command in the guest.
+/// Runs a command in the guest by ssh, and returns its output.
 fn ssh(wire: &Wire, command: &str) -> Vec<u8> {
     let mut ssh = Command::new("ssh");
     for option in

@@ -1,4 +1,4 @@
-//! `ttvm record` of a guest with a network, and the work with the recording.
+//! Records a guest with a network by `ttvm record`, and uses the recording.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
@@ -40,7 +40,7 @@ impl RecordedGuest {
         RecordedGuest { process, console, shown: String::new() }
     }
 
-    /// Reads the console until a line has this text. Returns the line.
+    /// Reads the console until a line contains this text. Returns the line.
     pub fn wait_for(&mut self, text: &str) -> String {
         loop {
             let mut line = Vec::new();
@@ -84,12 +84,12 @@ pub fn recording(directory: &Path) -> PathBuf {
     directory.join("R.ttvm")
 }
 
-/// Replays with every comparison.
+/// Replays the recording with all comparisons, and fails if there is a difference.
 pub fn verify(directory: &Path) {
     verify_on(directory, "soft");
 }
 
-/// As [`verify`], with one of ttvm's engines.
+/// Does the same as [`verify`], but on the given engine of ttvm.
 pub fn verify_on(directory: &Path, engine: &str) {
     let mut command = Command::new(ttvm());
     command.arg("replay").arg(recording(directory)).args(["--verify", "--quiet", "--engine", engine]);

@@ -1,4 +1,4 @@
-//! A paced TCP stream to the guest, which sends every byte back.
+//! Sends a paced TCP stream to the guest, which sends every byte back.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -16,7 +16,7 @@ pub struct Stream {
     part_bytes: usize,
 }
 
-/// A stream that came back, byte for byte.
+/// The result of a stream whose bytes all came back unchanged.
 pub struct Echoed {
     /// Number of bytes in each direction.
     pub bytes: u64,

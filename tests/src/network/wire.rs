@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 
 use crate::guests::BUSYBOX_PROGRAM;
 
-/// The TAP interface. The interface is in its own network namespace, so its name is free.
+/// The TAP interface. The interface is in its own network namespace, so no other interface has this name.
 pub const INTERFACE: &str = "ttvm0";
 /// The host's address on the TAP interface.
 pub const TAP_HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -36,13 +36,14 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// passt, which writes the capture itself, and forwards to these ports of the guest.
+    /// Returns a connection through passt, which forwards connections to these ports of the guest. passt itself
+    /// writes the capture.
     pub fn user(directory: &Path, ports: &[u16]) -> Wire {
         let (capture, process) = (directory.join("passt.pcap"), passt_process(directory));
         let path = std::env::var("PATH").unwrap_or_default();
         let (capture_name, process_name) = (capture.display(), process.display());
         let run = format!("PATH='{path}'\nexec passt --pcap '{capture_name}' --pid '{process_name}' \"$@\"");
-        // If the test is root, passt has given up root when it writes these files.
+        // Everybody may write here, because a passt that root starts has given up root when it writes these files.
         std::fs::set_permissions(directory, Permissions::from_mode(0o777)).expect("the folder is ours");
         let mut wire = Wire::to(directory, &run);
         wire.capture = capture;
@@ -53,7 +54,7 @@ impl Wire {
         wire
     }
 
-    /// A connection with this script in place of passt.
+    /// Returns a connection in which this script replaces passt.
     pub fn to(directory: &Path, script: &str) -> Wire {
         let program = directory.join("passt");
         std::fs::write(&program, format!("#!/bin/bash\n{script}\n")).expect("there is room for a script");
@@ -70,8 +71,8 @@ impl Wire {
         }
     }
 
-    /// A TAP interface. The caller must be in its own network namespace. The interface is up, a server there gives the
-    /// guest its address by DHCP, and dumpcap captures the frames.
+    /// Returns a connection through a TAP interface. The caller must be in its own network namespace. The function
+    /// activates the interface, and starts a DHCP server for the guest and dumpcap, which captures the frames.
     pub fn tap(directory: &Path) -> Wire {
         let capture = directory.join("tap.pcapng");
         ip(&format!("tuntap add {INTERFACE} mode tap"));
@@ -95,7 +96,7 @@ impl Wire {
         forward.map_or(SocketAddrV4::new(TAP_GUEST, port), |(_, place)| *place)
     }
 
-    /// The host's capture, once the guest has ended.
+    /// Ends the host's capture, and returns its file. The guest must have ended.
     pub fn end_capture(&mut self) -> &Path {
         if let Some(mut capturer) = self.capturer.take() {
             signal(&capturer, Signal::SIGINT);
@@ -119,15 +120,15 @@ pub fn passt_process(directory: &Path) -> PathBuf {
     directory.join("passt.pid")
 }
 
-/// Runs a function in its own network namespace, which ends with the function. Returns `None` if this process is not
-/// allowed to make namespaces.
+/// Runs a function in a new network namespace, which exists only until the function returns. Returns `None` if this
+/// process is not allowed to make namespaces.
 pub fn in_own_network<R: Send>(run: impl FnOnce() -> R + Send) -> Option<R> {
     // Only this thread and its children change to the namespace.
     let in_thread = || unshare(CloneFlags::CLONE_NEWNET).is_ok().then(run);
     std::thread::scope(|scope| scope.spawn(in_thread).join().unwrap_or_else(|panic| resume_unwind(panic)))
 }
 
-/// A sentence that says why there can be no TAP interface here; `None` if there can be one.
+/// Returns the reason why the test cannot use a TAP interface on this host; `None` if it can use one.
 pub fn why_no_tap() -> Option<String> {
     let tried = in_own_network(|| {
         let added = Command::new("ip").args(["tuntap", "add", INTERFACE, "mode", "tap"]).output();
@@ -151,7 +152,7 @@ fn free_place() -> SocketAddrV4 {
     SocketAddrV4::new(Ipv4Addr::LOCALHOST, listener.local_addr().expect("it is bound").port())
 }
 
-/// busybox's DHCP server, with one address to give.
+/// Starts busybox's DHCP server, which has only one address for guests.
 fn serve_addresses(directory: &Path) -> Child {
     let (settings, leases) = (directory.join("udhcpd.conf"), directory.join("leases"));
     let text = format!(
@@ -164,7 +165,8 @@ fn serve_addresses(directory: &Path) -> Child {
         .and_then(|()| std::fs::write(&settings, text))
         .expect("there is room for settings");
     let mut server = Command::new(BUSYBOX_PROGRAM.path());
-    // The server asks whether the address is taken, and waits this many milliseconds for an answer.
+    // Before the server gives an address away, it asks on the network whether the address is used. `-a` is the
+    // number of milliseconds that it waits for an answer.
     server.args(["udhcpd", "-f", "-a", "100"]).arg(settings);
     server
         .stdin(Stdio::null())
@@ -179,7 +181,7 @@ fn begin_capture(capture: &Path) -> Child {
     dumpcap.args(["-q", "-B", "64", "-i", INTERFACE, "-w"]).arg(capture);
     let silent = dumpcap.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut process = silent.spawn().expect("dumpcap can be run");
-    // dumpcap writes the capture file's header as soon as it captures.
+    // Wait until dumpcap captures: then it writes the header of the capture file.
     while std::fs::metadata(capture).map_or(true, |file| file.len() == 0) {
         let ended = process.try_wait().expect("dumpcap is ours");
         assert!(ended.is_none(), "dumpcap does not capture on {INTERFACE}: {ended:?}");

@@ -1,6 +1,6 @@
-//! Kernel modules with a bug each. A run is recorded until the kernel panics. Then gdb goes backwards from the panic to
-//! the cause, by a person's script (the *walk*). The places that gdb finds are compared with markers such as `/* [1]
-//! */` in the modules' sources.
+//! Tests the kernel modules that have a bug each. Each test records a run until the kernel panics. Then gdb goes
+//! backwards from the panic to the cause, with a script of commands as a person would enter them (the *walk*). The
+//! test compares the positions that gdb finds with markers such as `/* [1] */` in the modules' sources.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -16,7 +16,7 @@ use tests::record::{open, record};
 use tests::run::last_lines;
 use tests::terminal::Terminal;
 
-/// A bug, and the places that gdb must reach, in this order.
+/// A bug, and the positions that gdb must reach, in this order.
 struct Bug {
     name: &'static str,
     source: &'static str,
@@ -26,7 +26,7 @@ struct Bug {
 }
 
 struct Place {
-    /// The name that the walk prints for the place: `culprit` or `on the way`.
+    /// The word that the walk prints for the position: `culprit` for the cause of the bug, or `on the way`.
     what: &'static str,
     function: &'static str,
     /// The number of the marker in the source.
@@ -127,7 +127,7 @@ impl Bug {
         lines[0].0 + 1
     }
 
-    /// The beginning of the summary's line for a place.
+    /// Returns the beginning of the line that the walk's summary must have for a position.
     fn expected(&self, place: &Place) -> String {
         let Place { what, function, marker, instruction } = place;
         format!("{what}: {function} {}:{} {instruction}", self.source(), self.line_of(*marker))
@@ -140,7 +140,7 @@ fn parameters(name: &str) -> String {
     format!("{} bug={name}", common.expect("the parameters for all bugs").trim())
 }
 
-/// Records until the panic's report is complete, and keeps the console's text.
+/// Records until the panic's report is complete, and stores the console's text in a file.
 fn record_panic(bug: &Bug, directory: &Path) {
     let mut options = linux_options(&CLOUD_ELF, &BUGS, &parameters(bug.name), 128);
     options.processors = Processors::new(bug.processors).expect("it is a number of processors");
@@ -153,7 +153,7 @@ fn record_panic(bug: &Bug, directory: &Path) {
     std::fs::write(directory.join("console.log"), script.output()).expect("the folder is ours");
 }
 
-/// As [`record_panic`], but in the lab, and the guest has a device of the lab.
+/// Does the same as [`record_panic`], but in the lab (`scripts/kvm-lab`). The guest has a device of the lab.
 fn record_panic_with_device(bug: &Bug, directory: &Path) {
     let lab = directory.join("lab");
     let mut command = Command::new(repository().join("guest-images/bugs/with-device"));
@@ -213,8 +213,8 @@ fn type_walk(name: &str, directory: &Path) -> Vec<String> {
     terminal.lines()
 }
 
-/// The places that gdb reached: the lines in which gdb prints a frame or an instruction. Arguments are left out,
-/// because their text depends on the terminal's letters.
+/// Returns the lines in which gdb prints a frame or an instruction, which show the positions that gdb reached. The
+/// lines are without arguments, because the text of arguments depends on the terminal's character set.
 fn places<'text>(lines: impl Iterator<Item = &'text str>) -> Vec<String> {
     let of_place = lines.filter(|line| line.starts_with("#0 ") || line.starts_with("=> "));
     let place = |line: &str| {

@@ -2,8 +2,8 @@
 //! chips the kernel then ignores. The guest reads its disk, which needs PCI, a BAR and an interrupt, and
 //! powers off.
 //!
-//! The short form boots the lines that once failed, and every twentieth other line. `TTVM_WHOLE_COMMAND_LINES=1` boots
-//! all.
+//! By default, the test boots the lines that once failed, and every twentieth other line. With
+//! `TTVM_WHOLE_COMMAND_LINES=1`, it boots all lines.
 
 use machine::Outcome;
 use machine::config::MachineOptions;
@@ -12,31 +12,33 @@ use machine::script::Script;
 use tests::guests::{Guest, SID, TRIXIE, linux_options};
 use tests::run::{last_lines, run_until};
 
-/// The beginning of the disk.
+/// The bytes at the beginning of the disk.
 const MARK: &[u8; 16] = b"the disk is read";
 /// Largest number of instructions of a run. A boot takes 3e9 instructions.
 const LIMIT: Instructions = Instructions(9_000_000_000);
 const EVERY: usize = 20;
 
-/// How a real machine ends with a line.
+/// The way in which a real machine ends its run with a command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// The kernel powers off.
     Off,
-    /// As `Off`. With this line the kernel failed until a fault of the machine was mended.
+    /// The kernel powers off. Before a bug of ttvm's machine was fixed, the kernel failed with this line.
     Mended,
-    /// As `Off`, but the kernel finds no disk, because the line turns off everything that could find the disk.
+    /// The kernel powers off, but finds no disk, because the line turns off everything with which the kernel could
+    /// find the disk.
     NoDisk,
-    /// As `Mended`, but the kernel halts, because nothing tells it how to power off.
+    /// The kernel halts, because without ACPI it cannot power off. Before a bug of ttvm's machine was fixed, the
+    /// kernel failed with this line.
     Halt,
-    /// The kernel halts before the shell has slept for a second: no timer wakes the CPU.
+    /// The kernel never wakes the shell, which sleeps for a second, because no timer wakes the CPU.
     NoTimer,
 }
 
 /// The kernel's parameters, and the way in which a machine with these parameters ends.
 const LINES: [(&str, End); 62] = [
     ("", End::Off),
-    // Interrupts and ACPI. Without ACPI no machine knows how to power itself off.
+    // These parameters are about interrupts and ACPI. Without ACPI, Linux cannot power the machine off.
     ("acpi=off", End::Halt),
     ("acpi=noirq", End::Mended),
     ("acpi=strict", End::Off),
@@ -44,9 +46,9 @@ const LINES: [(&str, End); 62] = [
     ("noapic", End::Off),
     ("nolapic", End::Mended),
     ("noapic nolapic", End::Mended),
-    // If there is no HPET, and the processor has a TSC deadline timer that never stops, Linux does not start the PIT.
-    // So Linux waits for ever on any such machine, also on QEMU's with `hpet=off`. The parameters in the table's next
-    // line avoid this.
+    // If there is no HPET, and the processor has a TSC deadline timer that never stops, Linux does not start the
+    // PIT. So Linux waits for ever on any such machine, also on QEMU's machine with `hpet=off`. The next line has
+    // parameters that avoid this.
     ("nolapic_timer", End::NoTimer),
     ("nolapic_timer lapic=notscdeadline", End::Off),
     ("lapic=notscdeadline", End::Off),
@@ -101,7 +103,7 @@ const LINES: [(&str, End); 62] = [
     ("threadirqs", End::Off),
     ("preempt=full", End::Off),
     ("rcutree.use_softirq=0 rcupdate.rcu_expedited=1", End::Off),
-    // Consoles, and other parameters that a distribution's boot loader adds.
+    // These parameters choose consoles, or are other parameters that a distribution's boot loader adds.
     ("earlyprintk=serial,ttyS0,115200 ignore_loglevel", End::Off),
     ("console=hvc0 console=ttyS0,115200n8 8250.nr_uarts=1", End::Off),
     ("quiet loglevel=3 audit=0 selinux=0 apparmor=0", End::Off),
@@ -117,7 +119,8 @@ fn options(line: &str, disk: &std::path::Path) -> MachineOptions {
     MachineOptions { disk: Some(disk.to_path_buf()), ..linux_options(kernel, busybox, parameters, 256) }
 }
 
-/// Boots with this line. Returns the fault of the boot as an error.
+/// Boots with this command line. If the boot does not end as `end` says, returns an error that describes what went
+/// wrong.
 fn boot(line: &str, end: End, disk: &std::path::Path) -> Result<(), String> {
     let mut script = Script::silent().with_limit(LIMIT);
     let outcome = run_until(&mut Guest::new(&options(line, disk)).machine(), LIMIT, &mut script);
@@ -164,8 +167,8 @@ fn a_kernel_boots_with_any_command_line() {
     assert!(failures.is_empty(), "{} lines:\n{}", failures.len(), failures.join("\n\n"));
 }
 
-/// A kernel must not complain about the machine, because a user could take the complaint for the bug that they look
-/// for.
+/// A kernel must not complain about the machine, because a user could think that the complaint is about the bug
+/// that the user looks for.
 #[test]
 fn newer_kernels_have_nothing_to_complain_of() {
     for [kernel, busybox] in [&TRIXIE, &SID] {

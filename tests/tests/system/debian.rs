@@ -1,4 +1,4 @@
-//! Debian 12 on a disk: systemd to a login prompt, then gcc, perl and python3 at work.
+//! Tests Debian 12 on a disk: systemd starts the system up to a login prompt, and then gcc, perl and python3 run.
 
 use machine::script::Script;
 use tests::guests::{BUSYBOX, CLOUD, DEBIAN, Guest, linux_options};

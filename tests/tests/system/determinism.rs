@@ -1,9 +1,9 @@
 //! Two runs of one guest are equal. A run that is saved at random instructions, restored into another machine and
 //! continued is equal, too.
 //!
-//! `TTVM_RESTORES=1000 cargo test --release -p tests determinism` is the full version: 1,000 points, each continued in
-//! a new process. Without the variable there are fewer points, and most runs continue on a new machine in the same
-//! process.
+//! `TTVM_RESTORES=1000 cargo test --release -p tests determinism` runs the full version: the run is saved at 1,000
+//! points, and continued in a new process each time. Without the variable there are fewer points, and most runs
+//! continue on a new machine in the same process.
 
 use std::path::Path;
 use std::process::Command;
@@ -22,14 +22,16 @@ use tests::saved::{Saved, through_bytes};
 
 const SEED: u64 = 2026;
 const SHORT_RESTORES: usize = 60;
-/// In the short version, one continuation of this many is a new process.
+/// In the short version, the run continues in a new process at every tenth point.
 const SHORT_PROCESS_EVERY: usize = 10;
-/// One stretch of this many is run a second time, by a restored machine that keeps its caches.
+/// After every fourth point, a restored machine that keeps its caches runs the stretch to the next point a second
+/// time.
 const WARM_EVERY: usize = 4;
-/// RAM and disk are hashed at one point of this many. The rest of the state is hashed at each point.
+/// The test hashes RAM and disk at every eighth point. The test hashes the rest of the state at each point.
 const HASH_EVERY: usize = 8;
 
-/// Floating point, processes, page faults, signals, idling, and a file system on a disk.
+/// The guest's commands, which use floating point, processes, page faults, signals, idle time, and a file system on
+/// a disk.
 const WORK: &str = "
     while read m; do insmod /lib/modules/$m; done </lib/modules/root;
     awk 'BEGIN { for (i = 1; i < 3000; i++) s += i * 1.5 / (i % 7 + 0.25) - s / 3; print s }';
@@ -39,8 +41,8 @@ const WORK: &str = "
     mke2fs /dev/vda >/dev/null; mount -t ext2 /dev/vda /mnt; cp /bin/busybox /mnt; sync;
     umount /mnt; mount -t ext2 /dev/vda /mnt; md5sum </mnt/busybox; ls -1 /mnt; dmesg | tail -3";
 
-/// As [`WORK`], for several processors: programs that run at the same time, pipes between them, and a thread that moves
-/// from one processor to another.
+/// The commands of a guest with several processors. The commands start programs that run at the same time, with
+/// pipes between them, and a thread that moves between processors.
 const WORK_OF_SEVERAL: &str = "
     while read m; do insmod /lib/modules/$m; done </lib/modules/root;
     for j in 1 2 3 4; do (for i in 1 2 3 4 5 6; do ls -l /bin /sys/kernel | md5sum; done) & done; wait;
@@ -62,7 +64,7 @@ fn guest(directory: &Path, work: &str, processors: Processors) -> Guest {
     Guest::new(&options)
 }
 
-/// A run's end.
+/// The results at the end of a run.
 #[derive(PartialEq, Eq)]
 struct End {
     outcome: Outcome,
@@ -127,7 +129,7 @@ impl Stops {
     }
 }
 
-/// The parts of a machine at a point, serialized and read back.
+/// Saves the parts of a machine at a point: serializes them and reads them back.
 fn save(machine: &mut Machine<Instructions>) -> (MachineState, Maps) {
     (through_bytes(&machine.state()), machine.maps().unwrap())
 }
@@ -151,8 +153,9 @@ fn continue_in_process(
     std::fs::read(path("console")).expect("the process wrote it")
 }
 
-/// Runs from point to point, each stretch in a new machine with empty caches or in another process. Some stretches run
-/// a second time, on a machine that is restored as by the Timeline, which keeps the machine's caches.
+/// Runs from point to point. Each stretch runs in a new machine with empty caches, or in another process. Some
+/// stretches run a second time, on a machine that is restored in the same way as `Timeline` does. Such a machine
+/// keeps its caches.
 fn run_with_restores(guest: &Guest, stops: &Stops, process_every: usize, directory: &Path) -> End {
     let (mut machine, mut warm) = (guest.machine(), guest.machine());
     let mut script = Script::silent();

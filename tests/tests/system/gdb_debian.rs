@@ -1,6 +1,7 @@
-//! A long session of unmodified gdb on Debian's boot. The session moves in both directions by instruction, by line, by
-//! function, and to breakpoints and watchpoints. Gotos, searches and scratch forks come between these movements. Each
-//! place is compared with a straight replay in single steps.
+//! Runs a long session of an unmodified gdb on a recorded boot of Debian. The session moves in both directions by
+//! instruction, by line, by function, and to breakpoints and watchpoints. Between these movements, the session also
+//! uses `tt goto`, searches and scratch forks. The test compares each position with a replay in single steps
+//! without time travel.
 
 use std::path::Path;
 
@@ -21,7 +22,7 @@ use tests::record::{open, record_with_checkpoints};
 use tests::run::last_lines;
 
 const SEED: u64 = 2;
-/// The step count of the recording's end. At this time systemd is at work.
+/// The step count of the recording's end. At this time systemd starts services.
 const END: Instructions = Instructions(1_500_000_000);
 /// The beginnings of the windows, as shares of the recording.
 const WINDOWS: [f64; 4] = [0.55, 0.83, 0.93, 0.98];
@@ -97,8 +98,8 @@ fn trace(debian: &Debian, random: &mut Random) -> Trace {
     Trace::new(&debian.recording, &wanted)
 }
 
-/// The reference for movements by lines and functions: computes their targets from the trace. All places are step
-/// counts.
+/// The reference for movements by lines and functions. The reference computes the targets of such movements from
+/// the trace, as step counts.
 struct Reference<'a> {
     trace: &'a Trace,
     calls: &'a Calls,
@@ -110,16 +111,16 @@ impl Reference<'_> {
         self.trace.window_of(step).expect("it lies in a window").at(step).rip
     }
 
-    /// The number of the activation that executes this instruction, and the activation. `None` if it is interrupted, or
-    /// gdb cannot find its frame.
+    /// The number of the activation that executes this instruction, and the activation. `None` if the activation is
+    /// interrupted, or if gdb cannot find its frame.
     fn activation(&self, at: usize) -> Option<(usize, &Activation)> {
         let activation = self.calls.running(at)?;
         let is_known = !activation.irregular && self.lines.has(activation.function);
         is_known.then(|| (self.calls.running_number(at).expect("it was just found"), activation))
     }
 
-    /// If a line begins at this step count, returns the number of the activation, the activation, and the line's number
-    /// in the activation's order. Otherwise returns `None`.
+    /// If a line begins at this step count, returns the number of the activation, the activation, and an index. The
+    /// index counts the lines that the activation has executed. Otherwise returns `None`.
     fn line(&self, at: usize) -> Option<(usize, &Activation, usize)> {
         let (number, activation) = self.activation(at)?;
         let visit = self.lines.visits[&number].binary_search(&at).ok()?;
@@ -134,7 +135,8 @@ impl Reference<'_> {
         self.calls.activations.iter().find(|a| a.exit == Some(at))
     }
 
-    /// The step count after the return from an activation; `None` if no line of the caller begins there.
+    /// Returns the step count after the return from an activation; `None` if no line of the caller begins at this
+    /// step count.
     fn behind(&self, activation: &Activation) -> Option<usize> {
         activation.exit.filter(|&exit| self.line(exit).is_some())
     }
@@ -142,7 +144,8 @@ impl Reference<'_> {
     fn next(&self, at: usize) -> Option<usize> {
         let (number, activation, visit) = self.line(at)?;
         match self.lines.visits[&number].get(visit + 1) {
-            // If a line jumps to its own beginning, gdb stays in the line, and the target is not known.
+            // If a line jumps to its own beginning, gdb does not stop there, and the reference does not know the
+            // target.
             Some(&after) => (self.rip(after) != self.rip(at)).then_some(after),
             None => self.behind(activation),
         }
@@ -226,7 +229,7 @@ struct Session<'a> {
     taken: std::collections::BTreeMap<&'static str, usize>,
 }
 
-/// The expected output of [`SHOW`] at a place.
+/// Returns the expected output of gdb's command [`SHOW`] at a position.
 fn shown(step: usize, place: &Place) -> String {
     let Place { rip, gpr, flags, .. } = place;
     format!("at {step} {rip:x} {:x} {:x} {:x} {flags:x}\n", gpr[RAX], gpr[RSP], gpr[RDI])
@@ -267,21 +270,21 @@ impl<'a> Session<'a> {
         self.random.below(limit.max(1) as u64) as usize
     }
 
-    /// A step count in the window, not near the window's ends.
+    /// Returns a random step count in the window, not near the window's ends.
     fn anywhere(&mut self) -> usize {
         let room = (self.window.places.len() - 1) / 8;
         self.window.start + room + self.below(self.window.places.len() - 2 * room)
     }
 
-    /// Another step count, not far before or after the session's place.
+    /// Returns a random step count that is not far before or after the session's position.
     fn elsewhere(&mut self, backward: bool) -> usize {
         let room = if backward { self.at - self.window.start } else { self.window.end() - self.at };
         let distance = 1 + self.below(room.min(20_000) - 1);
         if backward { self.at - distance } else { self.at + distance }
     }
 
-    /// The first step count before or after the session's place at which a condition is true; `None` if the window has
-    /// none.
+    /// Returns the first step count before or after the session's position at which a condition is true; `None` if
+    /// the window has none.
     fn find(&self, backward: bool, holds: impl Fn(usize, &Place) -> bool) -> Option<usize> {
         let holds = |&step: &usize| holds(step, self.window.at(step));
         if backward {
@@ -297,7 +300,8 @@ impl<'a> Session<'a> {
             || step > self.window.start && self.window.at(step - 1).rip == rip
     }
 
-    /// The step count of an instruction near the session's place. The instruction does not repeat itself.
+    /// Returns the step count of an instruction near the session's position. The instruction is not a repeated
+    /// string instruction.
     fn instruction(&mut self, backward: bool) -> usize {
         loop {
             let step = self.elsewhere(backward);
@@ -312,10 +316,11 @@ fn run_word(backward: bool) -> &'static str {
     if backward { "reverse-continue" } else { "continue" }
 }
 
-/// Returns the target of a movement from a step count; `None` if the reference does not know the target.
+/// A function that returns the target of a movement from a step count; `None` if the reference does not know the
+/// target.
 type Leads<'a> = fn(&Reference<'a>, usize) -> Option<usize>;
 
-/// The kinds of actions. An action returns `false` if it was not possible at the session's place.
+/// The kinds of actions. An action returns `false` if it was not possible at the session's position.
 impl<'a> Session<'a> {
     fn steps(&mut self, backward: bool) -> bool {
         let count = 1 + self.below(60);
@@ -392,8 +397,8 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// The step count of the next write that changes a variable. Going backward, the count before the write, and going
-    /// forward, the count after the write. `None` if the window has no such write.
+    /// Finds the next write that changes a variable. Returns the step count before the write in a search backward,
+    /// and the step count after the write in a search forward. Returns `None` if the window has no such write.
     fn change(&self, variable: usize, backward: bool) -> Option<usize> {
         let value = |step: usize| self.window.at(step).values[variable];
         if backward {
@@ -411,7 +416,7 @@ impl<'a> Session<'a> {
         if let Some(to) = self.change(variable, backward) {
             self.moves(run_word(backward), to);
         }
-        // A step also stops at a change of the variable.
+        // gdb's step also stops if the watched variable changes.
         if let Some(to) = self.change(variable, true)
             && self.at - to < 50
         {
@@ -427,7 +432,7 @@ impl<'a> Session<'a> {
         let found = if backward {
             self.find(true, |_, place| place.accesses[variable])
         } else {
-            // The search includes the instruction at the session's place.
+            // The search includes the instruction at the session's position.
             (self.at..self.window.end())
                 .find(|&step| self.window.at(step).accesses[variable])
                 .map(|step| step + 1)
@@ -460,8 +465,8 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// A step count from which the reference knows the target of a movement by lines or functions; `None` if the search
-    /// finds none.
+    /// Returns a step count from which the reference knows the target of the movement `leads`; `None` if the search
+    /// finds no such step count.
     fn place_for(&mut self, leads: impl Fn(&Reference<'a>, usize) -> Option<usize>) -> Option<usize> {
         let first = self.anywhere();
         let room = (self.window.places.len() - 1) / 8;
@@ -489,7 +494,7 @@ impl<'a> Session<'a> {
         };
         let mut done = false;
         for _ in 0..4 {
-            // Choose the movement that was made least often, so that all come equally often.
+            // Choose the movement that was made least often, so that the session makes all movements equally often.
             let often =
                 |(word, _): &&(&'static str, Leads<'a>)| self.taken.get(word).copied().unwrap_or_default();
             let &(word, leads) = ways.iter().min_by_key(often).expect("there are some");
@@ -614,7 +619,7 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// Makes a scratch fork at the place where the reference also left history, and steps in the fork.
+    /// Makes a scratch fork at the position of a fork in the reference, and steps in this fork.
     fn fork(&mut self, backward: bool) -> bool {
         let Some((&root, fork)) = self.window.forks.iter().next() else { return false };
         self.goto(root);
@@ -681,7 +686,7 @@ impl<'a> Session<'a> {
     ];
 
     /// Does `ACTIONS` actions in a window, each kind in turn. Skips an action that is not possible at the session's
-    /// place.
+    /// position.
     fn look_around(&mut self, window: &'a Window) {
         self.window = window;
         for number in 0..ACTIONS {
@@ -698,8 +703,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Makes long movements, backward and forward. The reference is a straight run, because single steps would take too
-    /// long.
+    /// Makes long movements, backward and forward. The reference for these movements is a replay without time
+    /// travel, and not single steps, because single steps would take too long.
     fn travel(&mut self, symbols: &Symbols) {
         let trace = self.reference.trace;
         let address = |name: &str| symbols.address_of(name).expect("it was traced");

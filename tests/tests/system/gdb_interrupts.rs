@@ -1,8 +1,9 @@
-//! ^C while a `tt` command searches. The command ends. gdb and the server then agree on the place, and the machine is
-//! at this place.
+//! Tests ^C while a `tt` command searches. The command must end. Then gdb and the server must agree on the
+//! position, and the machine must be at this position.
 //!
-//! During a `monitor` command, gdb tells the server of a ^C only at the server's next sign of life. So the test watches
-//! the packets between gdb and the server, and sends the signal right after a sign of life.
+//! A *sign of life* is a packet with which the server shows that it is busy. During a `monitor` command, gdb
+//! reports a ^C to the server only after the next sign of life. So the test reads the packets between gdb and the
+//! server, and sends the signal directly after a sign of life.
 
 use std::io::{Read, Result, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,11 +23,11 @@ use tests::record::{open, record};
 
 /// A condition that is never true: nothing is executed at this address. The search takes seconds.
 const NEVER: &str = "break:0x1234";
-/// The packet that the server sends now and then while it is busy.
+/// The sign of life: the packet that the server sends from time to time while it is busy.
 const SIGN_OF_LIFE: &[u8] = b"$O#4f";
 
-/// A connection that reports the first sign of life during each `monitor` command that searches for
-/// [`NEVER`].
+/// A connection between gdb and the server. The connection reports the first sign of life during each `monitor`
+/// command that searches for [`NEVER`].
 struct Watched {
     stream: gdb::Stream,
     searching: bool,
@@ -72,7 +73,7 @@ fn run_gdb(address: &str, commands: &[String], noticed: &Receiver<()>) -> (Strin
     gdb.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let gdb = gdb.spawn().expect("gdb can be run");
     let pid = Pid::from_raw(gdb.id() as i32);
-    // The loop over signs of life ends with the connection.
+    // This loop ends when the connection ends.
     let signals = noticed.iter().map(|()| kill(pid, Signal::SIGINT).expect("gdb runs")).count();
     let output = gdb.wait_with_output().expect("gdb ends");
     batch::leave(Path::new(address));
@@ -138,7 +139,7 @@ fn an_interrupt_ends_a_search_and_gdb_stays_in_step() {
         before = back;
     }
     assert_eq!(shown("end"), shown("begin"), "{said}");
-    // gdb's answers must equal a straight replay at the same place.
+    // gdb's answers must be equal to a replay without time travel at the same position.
     for name in ["back-0", "forth-0", "back-1", "forth-1"] {
         let (position, rest) = shown(name);
         timeline.seek(position, &mut || false).unwrap_or_else(|error| panic!("{error}"));

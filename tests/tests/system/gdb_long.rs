@@ -1,5 +1,6 @@
-//! A long way back. A guest writes a field of an object early, works and sleeps for a while, and then panics because of
-//! the field. The command reverse-continue finds the write, shows its progress, and can be interrupted.
+//! Tests a long way back in a recording. A guest writes a field of an object early, works and sleeps for a while,
+//! and then panics because of the field. The command reverse-continue finds the write, shows its progress, and can
+//! be interrupted.
 //!
 //! `TTVM_GUEST_MINUTES=10 cargo test --release -p tests gdb_long -- --nocapture` puts ten minutes of guest time between
 //! the write and the panic, with work in every second, and prints durations. Without the variable, the guest panics
@@ -27,10 +28,10 @@ use tests::run::last_lines;
 /// Offset of the written field in the module's table of ports: `ports[2].reply`.
 const FIELD: u64 = 2 * 32 + 8;
 
-/// The guest's seconds between the write and the panic, and its work during this time.
+/// The guest time between the write and the panic, and the guest's work during this time.
 struct Meanwhile {
     seconds: u32,
-    /// Rounds of the shell's loop in every second.
+    /// The number of iterations of the shell's loop in every second.
     work: u32,
     /// Whether the test is the full version.
     full: bool,
@@ -140,7 +141,7 @@ fn show(name: &str, field: u64) -> String {
     format!("printf \"{name} %lx %lx\\n\", $rip, *(unsigned long *) {field:#x}")
 }
 
-/// RIP and the field's value where gdb printed `name`.
+/// Returns RIP and the field's value from the line in which gdb printed `name`.
 fn shown(transcript: &str, name: &str) -> (u64, u64) {
     let line = transcript.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
     let words = line.and_then(|line| line.split_once(' '));
@@ -161,7 +162,8 @@ fn finds_the_write(panicked: &Panicked, timeline: &mut Timeline, directory: &Pat
         show("after", field),
         "detach".to_string(),
     ];
-    // Only the full version takes longer than two seconds. In the short version, each poll sends a progress message.
+    // Only in the full version, the search takes longer than two seconds. So in the short version, each poll sends
+    // a progress message.
     let every = if full { Duration::from_secs(2) } else { Duration::ZERO };
     let begun = Instant::now();
     let Walk { transcript, progress } = walk(timeline, directory, every, &commands, |_| {});
@@ -179,7 +181,7 @@ fn finds_the_write(panicked: &Panicked, timeline: &mut Timeline, directory: &Pat
     }
 }
 
-/// ^C stops a search anywhere, and gdb still works.
+/// Tests that ^C stops a search at any time, and that gdb still works after the ^C.
 fn can_be_interrupted(panicked: &Panicked, timeline: &mut Timeline, directory: &Path) {
     let field = panicked.field;
     let commands = [

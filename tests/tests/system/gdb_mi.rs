@@ -1,5 +1,5 @@
-//! gdb's machine interface for front ends, as in gdb/FRONT-ENDS.md: steps and runs in both directions, both ends of the
-//! recording, and the tt commands.
+//! Tests gdb's machine interface, which front ends use (gdb/FRONT-ENDS.md): steps and runs in both directions, both
+//! ends of the recording, and the tt commands.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -59,8 +59,8 @@ impl Mi {
         result
     }
 
-    /// Sends a command that moves the guest, and checks gdb's reason for the stop. At both ends of the recording gdb 13
-    /// gives no reason.
+    /// Sends a command that moves the guest, and checks gdb's reason for the stop. At both ends of the recording,
+    /// gdb 13 reports no reason.
     fn moves(&mut self, command: &str, reason: &str) -> u64 {
         self.ask(command);
         let stopped = self.read_to("*stopped");
@@ -74,7 +74,7 @@ impl Mi {
         u64::from_str_radix(digits, 16).expect("an address")
     }
 
-    /// A command's output on the console.
+    /// Runs a command and returns its console output.
     fn console(&mut self, command: &str) -> String {
         let before = self.transcript.len();
         self.ask(&format!("-interpreter-exec console \"{command}\""));
@@ -100,8 +100,8 @@ fn tour(mi: &mut Mi, traveller: &Traveller, address: &str) {
     mi.ask(&format!("-break-insert *{hook:#x}"));
     assert_eq!(mi.moves("-exec-continue --reverse", "breakpoint-hit"), hook);
     let earlier = mi.console("tt when");
-    // A step back leaves the function through its call. (This gdb does not know the frames of this guest's
-    // 32-bit code.)
+    // A step back from the function's first instruction goes to the call of the function. (gdb does not know the
+    // stack frames of this guest's 32-bit code.)
     assert_ne!(mi.moves("-exec-step-instruction --reverse", "end-stepping-range"), hook);
     assert_eq!(mi.moves("-exec-continue", "breakpoint-hit"), hook);
     assert_eq!(mi.console("tt when"), earlier);
@@ -149,7 +149,7 @@ fn front_ends_go_both_ways() {
             mi.gdb.wait().expect("it is our child");
         });
         let toured = toured.join();
-        // Ends the server's wait for gdb, if gdb never attached.
+        // If gdb never attached, end the server's wait for gdb.
         drop(UnixStream::connect(&address));
         server.join().expect("the server survives").unwrap_or_else(|error| panic!("{error}"));
         toured.unwrap_or_else(|panic| std::panic::resume_unwind(panic));

@@ -1,6 +1,7 @@
-//! gdb on a stock kernel: processes, stops in one process only, the kernel's own symbols and its vmlinux. Page tables
-//! are isolated, so programs and the kernel have different page tables. The answers are compared with the guest's own
-//! `ps`, and with a search that checks each hit.
+//! Tests gdb on a recording of a stock kernel: processes, stops in one process only, the symbols from the kernel's
+//! memory, and the kernel's vmlinux. The guest isolates page tables, so programs and the kernel have different page
+//! tables. The test compares gdb's answers with the guest's own `ps`, and with a search that checks the process of
+//! each hit.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,9 +18,9 @@ use tests::listings::{ListedProcess, PS, assert_same_processes};
 use tests::record::{open, record};
 use tests::traveller::Traveller;
 
-/// How many hits are compared, from the recording's end backward.
+/// The number of hits that are compared, from the recording's end backward.
 const HITS: usize = 12;
-/// The text right after the guest's list of processes.
+/// The text that the guest prints directly after its list of processes.
 const LISTED: &str = "that was all";
 
 /// Starts some processes that sleep, lists all processes, and starts some processes that write.
@@ -34,7 +35,7 @@ fn record_processes(path: &Path) -> String {
     script.text()
 }
 
-/// gdb's output, with the tt commands loaded.
+/// Runs gdb with the tt commands, and returns gdb's output.
 fn gdb_says(timeline: &mut Timeline, directory: &Path, commands: &[String]) -> String {
     batch::serve(timeline, directory, |socket| {
         let mut gdb = batch::gdb();
@@ -56,8 +57,8 @@ impl Boot<'_> {
         self.timeline.seek(position, &mut || false).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// The last places after `from` at which a condition is true, with the running process, newest first. At most eight
-    /// times `HITS` places.
+    /// Returns the last positions after `from` at which a condition is true, with the running process, newest
+    /// first. Returns at most eight times `HITS` positions.
     fn hits(&mut self, from: Instructions, stops: Stops) -> Vec<(Instructions, Process)> {
         self.timeline.set_stops(stops);
         let end = self.timeline.end();
@@ -78,8 +79,8 @@ impl Boot<'_> {
         gdb_says(&mut self.timeline, self.directory, commands)
     }
 
-    /// gdb's first `count` stops on the way back from the end. `point` sets a breakpoint or watchpoint, which `tt
-    /// break-in` limits to the process `bound`.
+    /// Returns gdb's first `count` stops on the way back from the end. The command `point` sets a breakpoint or
+    /// watchpoint, and `tt break-in` limits it to the process `bound`.
     fn stops_of_gdb(&mut self, point: &str, bound: &str, count: usize) -> Vec<Instructions> {
         let mut commands = vec!["tt goto end".to_string(), point.to_string(), format!("tt break-in {bound}")];
         for _ in 0..count {
@@ -97,7 +98,7 @@ impl Boot<'_> {
     }
 }
 
-/// The places of the first `HITS` hits in a wanted process.
+/// Returns the positions of the first `HITS` hits in a wanted process.
 fn chosen(hits: &[(Instructions, Process)], wanted: impl Fn(&Process) -> bool) -> Vec<Instructions> {
     hits.iter().filter(|(_, process)| wanted(process)).map(|&(at, _)| at).take(HITS).collect()
 }
@@ -187,8 +188,8 @@ fn stops_are_in_one_process(boot: &mut Boot<'_>, from: Instructions) {
     assert_eq!(said.lines().filter(|line| line.ends_with(" sleep")).count(), 2, "{said}");
 }
 
-/// `tt back-to last-syscall execve` and `last-write EXPR == VALUE` must lead to the same places as a search for the
-/// condition.
+/// `tt back-to last-syscall execve` and `last-write EXPR == VALUE` must go to the same positions as a search for
+/// the condition.
 fn what_is_looked_for_has_names_and_values(boot: &mut Boot<'_>) {
     let end = boot.timeline.end();
     let jiffies = boot.symbols.address_of("jiffies_64").expect("it is there");
@@ -326,7 +327,7 @@ fn threads_wake_up_as_gdb_shows_them(boot: &mut Boot<'_>) {
     let here = boot.timeline.position();
     let sleepers = processes.all.iter().map(|process| 1 + process.threads.len()).sum::<usize>() - 1;
     let shell = processes.all.iter().find(|process| process.name == "sh").expect("it waits");
-    // The CPU is thread 1 for gdb, so process 1 has another number.
+    // gdb shows the CPU as thread 1, so the thread of process 1 has another number.
     let number = if shell.pid == 1 { (1 << 22) + 1 } else { shell.pid };
     let said = boot.gdb(
         &[

@@ -1,5 +1,6 @@
-//! gdb on a guest with four processors. Each processor is a thread. A step goes to the next instruction of the selected
-//! processor, or back to its last instruction. The answers are compared with the machine's single steps.
+//! Tests gdb on a recording of a guest with four processors. gdb shows each processor as a thread. A step goes to
+//! the next instruction of the selected processor, or back to its previous instruction. The test compares gdb's
+//! answers with single steps of the machine.
 
 use cpu::Traps;
 use history::timeline::{Stops, Timeline};
@@ -11,10 +12,11 @@ use tests::guests::{BUSYBOX, CLOUD, Guest, linux_options, repository};
 use tests::record::{open, record};
 
 const COUNT: usize = 4;
-/// The largest number of instructions before and after a place in which the test looks for a turn of each processor.
+/// The largest number of instructions before and after a position in which the test looks for a turn of each
+/// processor.
 const STEPS: u64 = 3_000_000;
 
-/// RIP and RSP of a processor.
+/// RIP and RSP of a processor at a position.
 type Place = (u64, u64);
 
 fn places(timeline: &Timeline) -> Vec<Place> {
@@ -28,7 +30,7 @@ fn seek(timeline: &mut Timeline, to: Instructions) {
     timeline.seek(to, &mut || false).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// The step count of the machine at which a processor executes its next step.
+/// Returns the step count of the machine at which a processor executes its next step.
 fn next_step(timeline: &mut Timeline, processor: usize) -> Instructions {
     let end = timeline.position() + STEPS;
     while timeline.machine().cpu().seat() != processor {
@@ -40,7 +42,7 @@ fn next_step(timeline: &mut Timeline, processor: usize) -> Instructions {
     timeline.position()
 }
 
-/// The step count of the machine at which a processor executed its last step before a place.
+/// Returns the step count of the machine at which a processor executed its last step before a position.
 fn last_step(timeline: &mut Timeline, processor: usize, place: Instructions) -> Instructions {
     let traps = Traps { turns: true, ..Traps::default() };
     timeline.set_stops(Stops { traps, ..Stops::default() });
@@ -51,7 +53,7 @@ fn last_step(timeline: &mut Timeline, processor: usize, place: Instructions) -> 
     last.unwrap_or_else(|| panic!("processor {processor} does not run near {place}")).before
 }
 
-/// Numbers in a line, also those in parentheses.
+/// Returns the numbers in a line, also numbers in parentheses.
 fn numbers(line: &str) -> Vec<u64> {
     line.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
 }

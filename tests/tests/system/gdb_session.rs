@@ -1,5 +1,6 @@
-//! Unmodified gdb on a recording of a stock kernel. gdb goes from the end back to the last write of a kernel
-//! variable, and one instruction further. Then gdb goes forward over the write, and to both ends of history.
+//! Tests an unmodified gdb on a recording of a stock kernel. gdb goes from the end back to the last write of a
+//! kernel variable, and then one instruction further back. Then gdb goes forward over the write, and to both ends
+//! of the recording.
 
 use history::timeline::Timeline;
 use machine::script::Script;
@@ -10,7 +11,7 @@ use tests::record::{open, record};
 /// The kernel variable that every timer tick writes.
 const VARIABLE: &str = "jiffies_64";
 
-/// Prints a name, RIP and the variable's value.
+/// Returns a gdb command that prints a name, RIP and the variable's value.
 fn show(name: &str, address: &str) -> String {
     format!("printf \"{name} %lx %lu\\n\", $rip, *(unsigned long *) {address}")
 }
@@ -57,7 +58,7 @@ fn gdb_commands(address: &str) -> Vec<String> {
     commands.iter().map(expand).collect()
 }
 
-/// RIP and the variable's value where gdb printed `name`.
+/// Returns RIP and the variable's value from the line in which gdb printed `name`.
 fn shown(transcript: &str, name: &str) -> (u64, u64) {
     let line = transcript.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
     let line = line.unwrap_or_else(|| panic!("no '{name}' in gdb's output:\n{transcript}"));
@@ -98,7 +99,7 @@ fn check(transcript: &str, start: u64, end: u64) {
     let shown = |name| shown(transcript, name);
     let (last_rip, last) = shown("end");
     assert_eq!(last_rip, end, "{transcript}");
-    // Before the last write the variable has its last value but one, and after this write its last value.
+    // Before the last write, the variable has its second-last value. After the last write, it has its last value.
     let (write_rip, before) = shown("before-write");
     assert_eq!(before, last - 1, "{transcript}");
     assert_eq!(shown("after-write").1, last, "{transcript}");

@@ -1,6 +1,7 @@
-//! Tests that steps follow their thread. gdb steps in a program that timer ticks interrupt, and in processes that take
-//! the CPU from each other. Many random steps in programs and in the kernel go forward and backward. The reference is
-//! the whole machine's single steps, of which only the thread's own steps count.
+//! Tests that steps follow their thread. gdb steps in a program that timer ticks interrupt, and in processes that
+//! preempt each other. The test makes many random steps forward and backward, in programs and in the kernel. The
+//! test compares these steps with the steps of the same thread in a trace, which has all single steps of the
+//! machine.
 //!
 //! `TTVM_STEPS=10000 cargo test --release -p tests gdb_steps` is the long form.
 
@@ -49,8 +50,8 @@ fn files() -> PathBuf {
     repository().join("tests/tests/system/steps")
 }
 
-/// Records a guest that runs a program, and has gdb run a script at the recording's end, with the symbols of program
-/// and kernel.
+/// Records a guest that runs a program. Then gdb runs a script at the recording's end, with the symbols of program
+/// and kernel. Returns gdb's output.
 fn said_of_program(source: &str, script: &str) -> String {
     let directory = tempfile::tempdir().expect("a temporary folder");
     let (program, initrd) = with_program(directory.path(), source);
@@ -185,8 +186,8 @@ struct Row {
     code: [u8; 3],
     /// The value on top of the stack.
     top: u64,
-    /// For a handler's return, the row of its event. For an event, the row behind its handler's return. `None` for
-    /// other rows, or if that row is not in the trace.
+    /// For the return of a handler, the row of the event that called the handler. For an event, the row after the
+    /// return of its handler. `None` for other rows, or if the trace does not have that row.
     twin: Option<usize>,
 }
 
@@ -246,7 +247,8 @@ impl Trace {
         let mut open: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
         while (rows.len() as u64) < STRETCH && timeline.position() < timeline.end() {
             timeline.step_forward().unwrap_or_else(|error| panic!("{error}"));
-            // The step may have ended the processor's turn. So look at the processor that made the step.
+            // The step may have ended the processor's turn. So read the state of the processor that executed the
+            // step, not of the next processor.
             let after = timeline.look_as_stepped(|machine| Row::of(machine, tasks));
             let machine = timeline.machine();
             let now = Row::of(machine, tasks);
@@ -300,8 +302,8 @@ impl Trace {
         Trace { from, rows }
     }
 
-    /// Whether the step count `found` is earlier than the row, but the row's thread is already at the row's place.
-    /// Between the two, only other processors execute steps.
+    /// Whether the row's thread is at the row's position already at the earlier step count `found`. The condition
+    /// is true if only other threads execute steps between `found` and the row.
     fn stands_at(&self, found: u64, row: usize) -> bool {
         let other = found.wrapping_sub(self.from.0) as usize;
         let task = self.rows[row].task;
@@ -314,8 +316,9 @@ impl Trace {
         self.from + row as u64
     }
 
-    /// Whether the step count `found` is the place of a row of the trace. The step counts before a fault of an
-    /// instruction and after the fault's handler are the same place, because a breakpoint there counts only once.
+    /// Whether the step count `found` is the position of a row of the trace. If an instruction faults, the step
+    /// counts before the fault and after its handler are the same position. The reason is that a breakpoint at the
+    /// instruction has only one hit.
     fn is_place(&self, found: u64, row: usize) -> bool {
         let other = found.wrapping_sub(self.from.0) as usize;
         let are_twins = |event: usize, behind: usize| {
@@ -325,7 +328,7 @@ impl Trace {
         other == row || are_twins(other, row) || other < self.rows.len() && are_twins(row, other)
     }
 
-    /// The thread's place after its next instruction, or `None` if it is not known.
+    /// Returns the row of the thread after its next instruction, or `None` if the trace does not have this row.
     fn next(&self, mut row: usize) -> Option<usize> {
         let task = self.rows.get(row)?.task;
         loop {
@@ -341,7 +344,8 @@ impl Trace {
         }
     }
 
-    /// The thread's place before its last instruction, or `None` if it is not known.
+    /// Returns the row of the thread before its previous instruction, or `None` if the trace does not have this
+    /// row.
     fn previous(&self, mut row: usize) -> Option<usize> {
         let task = self.rows[row].task;
         loop {
@@ -378,7 +382,7 @@ impl Trace {
     }
 }
 
-/// A kind of step of gdb. gdb makes each from single steps and runs of the server.
+/// A kind of step of gdb. For each step, gdb lets the server make single steps and run to breakpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Forward,
@@ -440,7 +444,8 @@ impl Step {
         }
     }
 
-    /// Makes the step: a single step, if `steps` is true, and then the run. Returns the stops as text.
+    /// Makes the step: first a single step, if `steps` is true, and then the run to a breakpoint. Returns the stops
+    /// as text.
     fn make(self, target: &mut GdbTarget<'_>, steps: bool, run: Option<&Run>) -> String {
         let poll = &mut || false;
         let is_back = matches!(self, Step::Backward | Step::BackOverCall);
@@ -485,7 +490,8 @@ fn random_steps_are_those_of_the_thread_alone() {
     timeline.seek(timeline.end(), &mut || false).unwrap_or_else(|error| panic!("{error}"));
     let tasks = Tasks::of_guest(timeline.machine()).expect("it is known");
     let place = tasks.place_of_current(timeline.machine()).expect("it is there");
-    // Take places of thread switches after the programs begin, because steps can go wrong near a switch.
+    // Use the positions of thread switches after the programs begin, because errors in steps are likely near a
+    // switch.
     let space = AddressKind::Linear;
     let switch = Watchpoint { space, address: place, length: 8, kind: WatchKind::Write };
     timeline.set_stops(Stops { watches: vec![switch.into()], ..Stops::default() });
@@ -499,7 +505,7 @@ fn random_steps_are_those_of_the_thread_alone() {
     assert!(of_kind.len() >= 7 || wanted < STEPS, "{of_kind:?}");
 }
 
-/// The threads wait for each other, and move between several processors.
+/// In this test, the threads wait for each other, and move between several processors.
 #[test]
 fn random_steps_stay_in_their_thread_across_processors() {
     let directory = tempfile::tempdir().expect("a temporary folder");
@@ -527,7 +533,7 @@ fn random_steps_stay_in_their_thread_across_processors() {
     assert!(of_kind.len() >= 7 || steps_wanted() < STEPS, "{of_kind:?}");
 }
 
-/// Without a known kernel, ttvm knows a thread only by the stack pointer.
+/// If ttvm does not know the guest's kernel, ttvm recognizes a thread only by the stack pointer.
 #[test]
 fn random_steps_of_an_unknown_kernel_pass_interrupts() {
     let directory = tempfile::tempdir().expect("a temporary folder");
@@ -549,7 +555,7 @@ fn steps_wanted() -> u64 {
     wanted.map_or(STEPS, |text| text.parse().expect("TTVM_STEPS is a number of steps"))
 }
 
-/// Makes a number of random steps around some of these places, and compares their targets with a trace. Returns the
+/// Makes random steps near some of these positions, and compares the steps' targets with a trace. Returns the
 /// number of steps of each kind, in the kernel and in programs.
 fn compare(
     timeline: &mut Timeline,

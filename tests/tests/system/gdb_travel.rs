@@ -1,5 +1,6 @@
-//! A long session of unmodified gdb with the tt commands: steps, breakpoints and searches in both directions, mixed
-//! with gotos and scratch forks. Each place is compared with a straight replay in single steps.
+//! Runs a long session of an unmodified gdb with the tt commands: steps, breakpoints and searches in both
+//! directions, mixed with `tt goto` and scratch forks. The test compares each position with a replay in single
+//! steps without time travel.
 
 use history::replay;
 use machine::position::{Count, Instructions};
@@ -29,7 +30,7 @@ impl Trace {
         self.0.len() - 1
     }
 
-    /// The target of a run to a breakpoint at `rip`.
+    /// Returns the target of a backward run from `from` to a breakpoint at `rip`.
     fn breakpoint_before(&self, from: usize, rip: u64) -> usize {
         (0..from).rev().find(|&at| self.0[at].0 == rip).unwrap_or(0)
     }
@@ -38,7 +39,7 @@ impl Trace {
         (from + 1..=self.end()).find(|&at| self.0[at].0 == rip).unwrap_or(self.end())
     }
 
-    /// The step count right before the counter last changed.
+    /// Returns the step count directly before the last change of the counter before `from`.
     fn change_before(&self, from: usize) -> usize {
         (0..from).rev().find(|&at| self.0[at].1 != self.0[at + 1].1).unwrap_or(0)
     }
@@ -66,7 +67,7 @@ impl Session<'_> {
         );
     }
 
-    /// One movement or fork, of each kind in turn.
+    /// Makes one movement or one fork. The kinds follow one another in turn.
     fn act(&mut self, number: usize, random: &mut Random) {
         let Traveller { hook, counter, .. } = *self.traveller;
         let place = random.below(self.trace.end() as u64 - 2000) as usize + 1000;
@@ -100,7 +101,7 @@ impl Session<'_> {
                 self.at = self.trace.breakpoint_after(self.at, hook);
             }
             6 => {
-                // Changes in a fork disappear with the fork.
+                // Change the counter in the fork. This change must disappear when the session leaves the fork.
                 self.command(&format!("set var *(unsigned int *) {counter:#x} = 4711"));
                 self.command("set var $ebx = 1");
                 self.command("stepi 30");

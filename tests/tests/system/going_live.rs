@@ -1,5 +1,5 @@
-//! A shell on a stock kernel continues live from a place of its recording. The new text typed there is then
-//! recorded.
+//! Tests that a recorded shell on a stock kernel can continue live from a position of its recording. The text that
+//! is typed into the live shell is recorded again.
 
 use std::io::Write;
 use std::path::Path;
@@ -23,7 +23,7 @@ fn output(directory: &Path, arguments: &[&str], typed: &str) -> String {
     String::from_utf8_lossy(&output.stdout).replace('\r', "")
 }
 
-/// The position at which this text comes in at the console, for the command line.
+/// Returns the position at which this text is typed, in the notation of the command line.
 fn key_of(recording: &Path, text: &str) -> String {
     let recording = open(recording);
     let mut events = recording.log.events().map(|record| record.expect("the log is whole"));
@@ -40,7 +40,7 @@ fn a_shell_goes_on_from_a_recording_and_what_is_typed_is_recorded_anew() {
     let mut script = Script::shell(&["export word=kept; mount", "poweroff -f"]);
     record(&Guest::linux(&CLOUD, &BUSYBOX, "", 128), &path.join("old.ttvm"), &mut script);
     let typed = "echo word is $word; date +%Y; poweroff -f\n";
-    // The position lies before the command to power off, while the shell waits.
+    // The position is before the command to power off, while the shell waits for input.
     let at = key_of(&path.join("old.ttvm"), "poweroff -f\n");
     let arguments = ["record", "--snapshot-from", "old.ttvm", "--at", &at, "-o", "new.ttvm"];
     let live = output(path, &arguments, typed);

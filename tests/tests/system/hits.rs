@@ -1,5 +1,5 @@
-//! A breakpoint is hit as often as its instruction is executed: forward, backward, by a search and by counters in the
-//! guest.
+//! Tests that a breakpoint has as many hits as its instruction is executed. The test counts the hits forward,
+//! backward and by a search, and compares with counters in the guest.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -15,7 +15,7 @@ use tests::record::{open, record};
 const ADDRESSES: &str = "-Wl,-Ttext-segment=0x50000000";
 const PLACES: usize = 50;
 
-/// Runs until there are no more hits. Returns the hits' positions and addresses.
+/// Runs from hit to hit until there are no more hits. Returns the positions and addresses of the hits.
 fn hits_of_runs(timeline: &mut Timeline, is_forward: bool) -> Vec<(Instructions, u64)> {
     let mut found = Vec::new();
     loop {
@@ -29,7 +29,8 @@ fn hits_of_runs(timeline: &mut Timeline, is_forward: bool) -> Vec<(Instructions,
     }
 }
 
-/// The guest has pages of code that are not present yet, several processes, signals and timer interrupts.
+/// The guest of this test has code in pages that are not yet present, several processes, signals and timer
+/// interrupts.
 #[test]
 fn hits_are_as_many_as_calls_whichever_way_one_counts() {
     let directory = tempfile::tempdir().expect("a temporary folder");

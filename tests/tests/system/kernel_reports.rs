@@ -1,4 +1,5 @@
-//! Reports of a stock kernel without a console, and a search's details of system calls, threads and values.
+//! Tests ttvm's list of a kernel's reports, with a stock kernel that has no console. Also tests what a search shows
+//! about system calls, threads and values.
 
 use std::path::Path;
 
@@ -18,7 +19,8 @@ fn record(directory: &Path, initrd: &Artefact, cmdline: &str) -> (Option<i32>, S
     (code, said)
 }
 
-/// Neither the console nor the end of the run shows the panic: the kernel has no console, and reboots.
+/// In this test, neither the console nor the end of the run shows the panic: the kernel has no console, and
+/// reboots.
 #[test]
 fn a_panic_without_a_console_is_found_in_the_kernels_log() {
     let directory = tempfile::tempdir().expect("a temporary folder");
@@ -40,8 +42,8 @@ fn a_panic_without_a_console_is_found_in_the_kernels_log() {
     assert!(code == Some(exit_code::USAGE) && said.contains("no exception in the kernel"), "{said}");
 }
 
-/// The kernel calls a function at address 0. ttvm must name this place of the fault, although the stack may have
-/// changed by the end of the report.
+/// In this test, the kernel calls a function at address 0. ttvm must find the position of this fault, although the
+/// stack may have changed until the end of the report.
 #[test]
 fn the_instruction_that_faulted_is_a_place() {
     if !BUGS.exists() {
@@ -107,7 +109,7 @@ fn searches_say_what_system_calls_were_asked_and_gave_and_who_waits() {
     let (code, _, said) = run(directory, &["search", "r.ttvm", "break:do_exit", "longer:1s"]);
     assert!(code == Some(exit_code::USAGE) && said.contains("for system calls only"), "{said}");
 
-    // gdb stands at the recording's end.
+    // gdb begins at the recording's end.
     let mut timeline =
         Timeline::open(&open(&directory.join("r.ttvm"))).unwrap_or_else(|error| panic!("{error}"));
     timeline.seek(timeline.end(), &mut || false).unwrap_or_else(|error| panic!("{error}"));

@@ -1,4 +1,4 @@
-//! The tiny test kernels, each by its own boot protocol.
+//! Boots the tiny test kernels, each by its own boot protocol.
 
 use machine::Outcome;
 use machine::config::MachineOptions;
@@ -10,7 +10,8 @@ use tests::run::run_to_end;
 /// The exit code of isa-debug-exit for 0x10, which the kernels write after success.
 const SUCCESS: Outcome = Outcome::DebugExit { code: 33 };
 
-/// A kernel that executes more instructions counts as hanging.
+/// The largest number of instructions of a run. If a kernel executes more instructions, the test assumes that the
+/// kernel hangs.
 const LIMIT: Instructions = Instructions(2_000_000_000);
 
 /// The cases: kernel, number of modules, memory in MiB, additional command line.

@@ -1,4 +1,5 @@
-//! Tests a guest that starts a second kernel. A symbol's name stands for its addresses in both kernels.
+//! Tests a guest that starts a second kernel. In ttvm, a symbol's name means its address in each of the two
+//! kernels.
 //!
 //! In each kernel the guest prints the addresses of some symbols from `/proc/kallsyms`. The tests compare
 //! ttvm's answers with the printed addresses.
@@ -18,7 +19,7 @@ use tests::record::open;
 /// Prints the symbols of the running kernel.
 const SYMBOLS: &str = "grep -E ' (kernel_init|kernel_kexec|panic|panic_cpu|jiffies_64)$' /proc/kallsyms";
 
-/// The places that a search lists.
+/// Runs a search and returns the listed hits.
 fn search(directory: &Path, more: &[&str]) -> Vec<Value> {
     let found = json(directory, &[&["search", "r.ttvm"][..], more, &["--json"]].concat());
     found["hits"].as_array().unwrap().clone()
@@ -61,7 +62,7 @@ fn record(
     [&console[..second], &console[second..]].map(symbols_in)
 }
 
-/// Lines of `/proc/kallsyms`.
+/// Returns the symbols from the lines of `/proc/kallsyms` that the console shows.
 fn symbols_in(console: &str) -> BTreeMap<String, u64> {
     let symbol = |line: &str| {
         let [address, _, name] = line.split_whitespace().collect::<Vec<_>>()[..] else { return None };
@@ -70,7 +71,7 @@ fn symbols_in(console: &str) -> BTreeMap<String, u64> {
     console.lines().filter_map(symbol).collect()
 }
 
-/// The text of a search's place, with a symbol's name: "at 0x... <kernel_init>".
+/// Returns the text with which a search shows an address and its symbol: "at 0x... <kernel_init>".
 fn at(symbol: &str, address: u64) -> String {
     format!("at {address:#x} <{symbol}>")
 }
@@ -93,7 +94,7 @@ fn names_mean_places_in_both_kernels_of_a_guest_that_kexecs() {
     assert!(cloud.ends_with("-cloud-amd64") && generic == cloud.replace("-cloud", ""), "{cloud} {generic}");
     assert_eq!((&in_first["kernel"]["number"], &in_second["kernel"]["number"]), (&json!(1), &json!(2)));
 
-    // The last place of the first kernel: it starts the second kernel.
+    // Near the end of the first kernel's run, the first kernel starts the second kernel.
     let kexec = &search(directory, &["break:kernel_kexec", "comm:kexec"])[0];
     assert_eq!((&kexec["kernel"]["number"], &kexec["name"]), (&json!(1), &json!("kexec")), "{kexec}");
     assert_eq!(kexec["what"], at("kernel_kexec", first["kernel_kexec"]));
@@ -102,7 +103,7 @@ fn names_mean_places_in_both_kernels_of_a_guest_that_kexecs() {
     let call = &search(directory, &["syscall:kexec_file_load", "--all", "--from", &begun, "--to", &end])[0];
     assert_eq!((&call["name"], &call["call"]["result"]), (&json!("kexec"), &json!("0")), "{call}");
 
-    // Each kernel writes its own tick counter, not the other kernel's.
+    // Each kernel writes its own tick counter, and not the tick counter of the other kernel.
     let around = [place(kexec) - 50_000_000, place(in_second) + 400_000_000].map(|at| format!("insn:{at}"));
     let [from, to] = &around;
     let ticks =
@@ -165,7 +166,7 @@ fn in_gdb(directory: &Path, kexec: &Value, [first, second]: [&Value; 2]) {
     assert!(said.contains("system call 169 (reboot) in the first kernel"), "{said}");
 }
 
-/// Both kernels are the same build. Without KASLR the kernels have the same addresses, too.
+/// In this test, both kernels are the same file. Without KASLR, they also have the same addresses.
 #[test]
 fn a_panic_before_a_crash_kernel_is_found_by_name() {
     for parameters in ["", "nokaslr"] {

@@ -1,8 +1,8 @@
-//! KVM in the lab. On small programs KVM gives the same results as the software CPU, and stops exactly at the wanted
-//! place. A recording made under KVM replays in the lab, and, after packing, also outside of the lab on the software
-//! engine. The short form records a guest of a few instructions, and takes each fourth small program. The long form
-//! takes all small programs. This form also records a stock kernel that gets typed input and reads its disk, and then
-//! travels in the recording.
+//! Tests KVM in the lab (`scripts/kvm-lab`). On small programs, KVM must have the same results as the software CPU,
+//! and stop exactly at the wanted position. A recording made under KVM must replay in the lab, and, after packing,
+//! also outside of the lab on the software engine. The short form records a guest of a few instructions, and runs
+//! every fourth small program. The long form runs all small programs. The long form also records a stock kernel
+//! that gets typed input and reads its disk, and then tests time travel in the recording.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -22,14 +22,14 @@ use tests::program::ttvm;
 
 /// A replay's last message.
 const EQUAL: &str = "replayed to the end: console, counts and hashes are equal";
-/// Number of seconds after which a machine of the lab counts as hanging. Without other work on the host, the machine
-/// takes five minutes. Other builds at the same time make the test several times as long.
+/// The number of seconds after which the test assumes that a machine of the lab hangs. Without other work on the
+/// host, the machine takes five minutes. Other builds at the same time make the test several times as long.
 const HANGS_S: u64 = 1_800;
 
 /// How often the long form records a stock kernel.
 const ROUNDS: &str = "TTVM_LAB_ROUNDS";
 
-/// Runs ttvm's check of KVM, one of each `$EVERY` cases of the table on KVM, and a recording of a small guest.
+/// Runs ttvm's check of KVM, every `$EVERY`th case of the table of cases on KVM, and a recording of a small guest.
 const PARTS: &str = r#"
 ./ttvm doctor >out/doctor
 mkdir -p /etc
@@ -46,10 +46,10 @@ printf 'typed keys' | ./ttvm record -o small.ttvm --engine kvm --slow-clock 64 -
 ./ttvm pack small.ttvm -o out/small.packed
 "#;
 
-/// Records a boot with typed input and a disk, replays the recording in the lab, and packs it: `$ROUNDS` times. The
-/// disk is small, and its contents are known. During the run, SIGSTOP stops the recorder for seconds, and the
-/// host suspends to RAM. The recorder stops after nearly every exit, to see whether a checkpoint is due. Both engines
-/// must reach the places of all these stops.
+/// Records a boot with typed input and a disk, replays the recording in the lab, and packs the recording. Does all
+/// this `$ROUNDS` times. The disk is small, and its contents are known. During the run, SIGSTOP stops the recorder
+/// for seconds, and the host suspends to RAM. The recorder stops after nearly every exit, to find out whether a
+/// checkpoint is due. In the replay, both engines must reach the positions of all these stops.
 const BOOT: &str = r#"
 # A driver that takes long to start throws away what fills its FIFO: sixteen keys.
 printf '\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\necho sum $((6 * 7))
@@ -95,13 +95,14 @@ const WITHOUT_ACPI: &str = r#"
 ./ttvm pack lab.ttvm -o out/lab.packed
 "#;
 
-/// The largest distance from a checkpoint to a place, unless the next checkpoint is nearer. The distance is long enough
-/// for KVM to run a part.
+/// The largest distance in instructions from a checkpoint to a position, unless the next checkpoint is nearer. The
+/// distance is so long that KVM runs a part of the way.
 const BEHIND_CHECKPOINT: u64 = 150_000_000;
-/// The distance of the events between which the other engine runs, before the last part of a replay.
+/// If two events are farther apart than this number of instructions, the test expects that KVM runs between them in
+/// a replay. The software CPU runs the last part of the replay.
 const FROM_EVENT_TO_EVENT: u64 = 30_000_000;
 
-/// The recording of this name that was packed in the lab. The recording counts exits.
+/// Opens the recording of this name that was packed in the lab. The recording counts exits.
 fn recording(left: &Left, name: &str) -> Recording<Exits> {
     let path = left.folder().join(format!("{name}.ttvm"));
     let packed = left.folder().join(format!("{name}.packed"));
@@ -175,8 +176,8 @@ fn disk(directory: &Path) -> (PathBuf, String) {
     (disk, String::from_utf8_lossy(&sum[..32]).into_owned())
 }
 
-/// With `pci=noacpi`, the kernel puts the disk's registers right behind RAM, and takes the disk's interrupts
-/// from the 8259.
+/// With `pci=noacpi`, the kernel puts the disk's registers directly after RAM, and gets the disk's interrupts
+/// through the 8259.
 #[test]
 fn a_stock_kernel_reads_its_disk_without_acpi_under_kvm() {
     if std::env::var_os(ROUNDS).is_none() {
@@ -193,15 +194,15 @@ fn a_stock_kernel_reads_its_disk_without_acpi_under_kvm() {
     equal_at_home(&recording(&left, "lab"));
 }
 
-/// ttvm's output, without the parts that depend on how ttvm came to the position.
+/// Returns ttvm's output, without the parts that depend on the way on which ttvm came to the position.
 fn printed(json: &[u8]) -> Value {
     let mut found: Value = serde_json::from_slice(json).expect("JSON is printed");
     found.as_object_mut().expect("an object").remove("replayed");
     found
 }
 
-/// The software CPU finds a place behind a checkpoint in the first round's recording, and a breakpoint there. In the
-/// lab, KVM must find the same place and hit.
+/// In the first recording, the software CPU goes to a position after a checkpoint, and finds a hit of a breakpoint
+/// near this position. In the lab, KVM must find the same position and the same hit.
 fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
     std::fs::rename(folder.join("lab-1.ttvm"), folder.join("lab.ttvm")).expect("both are in one folder");
     let tar = folder.join("lab.tar");
@@ -239,7 +240,7 @@ fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
 fn equal_at_home(recording: &Recording<Exits>) {
     let found = verify(recording, None, |_, _| {}).unwrap_or_else(|error| panic!("{error}"));
     if let Some(difference) = &found.difference {
-        // No other recording has this failure, so the test keeps the recording for debugging.
+        // The failure may not happen again in another recording, so the test keeps this recording for debugging.
         let kept =
             Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("differs-{}.packed", std::process::id()));
         pack(recording, &kept, true).unwrap_or_else(|error| panic!("{error}"));
@@ -269,7 +270,7 @@ fn replays_at_home(recording: Recording<Exits>) -> Range<Instructions> {
         assert_eq!(timeline.seek(at, &mut || false).unwrap(), TravelStop::Reached);
         assert_eq!(timeline.position(), at);
     }
-    // Compare at two places in the part, which are neither its beginning nor its end.
+    // Compare at two positions inside the part, which are neither its beginning nor its end.
     let length = end_only.end().number();
     for back in [length / 2, length / 4] {
         assert_eq!(end_only.seek(end_only.end() - back, &mut || false).unwrap(), TravelStop::Reached);

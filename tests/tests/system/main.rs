@@ -1,5 +1,6 @@
-//! Whole-system tests: real kernels on the whole machine. All tests are in one program, so they share the
-//! processors. Run with `--release` (scripts/test does): an unoptimised CPU is too slow for kernels.
+//! Whole-system tests, which run real kernels on the whole machine. All tests are in one program, so the test
+//! harness can divide the host's processors among them. Run with `--release` (scripts/test does): an unoptimised
+//! CPU is too slow for kernels.
 
 mod bugs;
 mod command_lines;

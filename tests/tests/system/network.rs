@@ -1,4 +1,4 @@
-//! A recorded guest on the network. The replay needs no network.
+//! Tests the recording of a guest with a network. The replay needs no network.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
@@ -13,13 +13,13 @@ use tests::network::{
 };
 use tests::program::{missing, ttvm};
 
-/// The page of the host's server. The page is large enough for frames of all sizes, for full windows and for
-/// retransmissions.
+/// Returns the page that the host's web server serves. The page is large enough for frames of all sizes, for full
+/// windows and for retransmissions.
 pub(crate) fn page() -> Vec<u8> {
     (0..2_000_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
-/// Serves the page once over HTTP, on a port of its own.
+/// Serves the page once over HTTP, on a free port.
 pub(crate) fn serve_once(host: Ipv4Addr) -> u16 {
     let listener = TcpListener::bind((host, 0)).expect("a port is free");
     let port = listener.local_addr().unwrap().port();
@@ -38,7 +38,7 @@ pub(crate) fn serve_once(host: Ipv4Addr) -> u16 {
     port
 }
 
-/// The guest's command to fetch the page. The host has the gateway's address.
+/// Returns the guest's command to fetch the page. The guest reaches the host at the gateway's address.
 pub(crate) fn fetch(port: u16) -> String {
     format!(
         "G=$(ip route | awk /default/{{print\\$3}}); wget -q -O /tmp/page http://$G:{port}/ && md5sum /tmp/page"
@@ -54,7 +54,7 @@ pub(crate) fn sum() -> String {
     String::from_utf8_lossy(&output.stdout)[..32].to_string()
 }
 
-/// tshark's output of a capture's fields, a line for each frame that passes the filter.
+/// Runs tshark on a capture. Returns a line with the given fields for each frame that passes the filter.
 fn tshark(capture: &Path, filter: &str, fields: &[&str]) -> Vec<String> {
     let mut command = Command::new("tshark");
     command.arg("-r").arg(capture).args(["-o", "tcp.check_checksum:TRUE", "-o", "ip.check_checksum:TRUE"]);
@@ -115,7 +115,7 @@ fn a_port_of_the_host_leads_into_the_guest() {
 /// Sends a text to the guest, and returns the answer.
 pub(crate) fn echo(place: SocketAddrV4, text: &[u8]) -> Vec<u8> {
     let begin = Instant::now();
-    // Until the guest listens, passt takes connections and drops them.
+    // Until the guest listens, passt accepts connections and closes them, so try again.
     loop {
         match echo_once(place, text) {
             Ok(back) => return back,

@@ -1,4 +1,5 @@
-//! Peers behind passt's socket send rubbish, or too much data. The guest and the recorder survive.
+//! Tests hostile network peers in place of passt, which send invalid frames or too much data. The guest and the
+//! recorder must continue to work.
 
 use std::path::Path;
 
@@ -8,8 +9,9 @@ use tests::random::Random;
 /// The guest's address, and an address that no card has.
 const TO_GUEST: [u8; 12] = [0x52, 0x54, 0, 0x12, 0x34, 0x56, 2, 0, 0, 0, 0, 1];
 
-/// A peer in place of passt. `$peer` is the peer's socket, which the peer reads to the end. `wait_for_guest`
-/// waits for the guest's first frame, which shows that the guest listens.
+/// Returns a connection to a peer that replaces passt. In the peer's script, `$peer` is the socket to ttvm, from
+/// which the peer reads all data. `wait_for_guest` waits for the guest's first frame, which shows that the guest
+/// listens.
 fn peer(directory: &Path, script: &str) -> Wire {
     let whole = format!(
         "while [ \"$1\" != --fd ]; do shift; done
@@ -25,8 +27,8 @@ fn peer(directory: &Path, script: &str) -> Wire {
     Wire::to(directory, &whole)
 }
 
-/// A frame of a given length, in the format of passt's socket. The frame's protocol is `kind`, and the rest
-/// is rubbish.
+/// A frame of a given length, in the format of passt's socket. The frame's protocol is `kind`, and the rest of the
+/// frame is random bytes.
 fn frame(random: &mut Random, kind: [u8; 2], length: usize) -> Vec<u8> {
     let mut frame = (length as u32).to_be_bytes().to_vec();
     let rubbish = std::iter::repeat_with(|| random.next_u64() as u8);
@@ -34,7 +36,7 @@ fn frame(random: &mut Random, kind: [u8; 2], length: usize) -> Vec<u8> {
     frame
 }
 
-/// The guest's report of received frames.
+/// The command with which the guest prints the number of received frames.
 const RECEIVED: &str = "echo RECEIVED $(cat /sys/class/net/eth0/statistics/rx_packets)";
 
 fn received(line: &str) -> u64 {
@@ -62,7 +64,7 @@ fn rubbish_from_a_peer_is_survived_and_what_is_no_frame_ends_the_network() {
     );
     let job = format!("{RECEIVED}; sleep 5; echo ALIVE");
     let mut guest = RecordedGuest::busybox(directory.path(), &wire, &job);
-    // Three of ten lengths are invalid for a frame.
+    // Three of the ten lengths are too short for an Ethernet frame, so the guest does not receive all frames.
     let count = received(&guest.wait_for("RECEIVED"));
     assert!(count >= 30, "the rubbish did not reach the guest: {count} frames did");
     std::fs::write(directory.path().join("seen"), "").unwrap();
@@ -84,7 +86,8 @@ fn a_peer_that_floods_costs_no_memory_and_does_not_hold_up_the_guest() {
     let flood: Vec<u8> = (0..FRAMES).flat_map(|_| frame(&mut random, [0x88, 0xb5], 1_514)).collect();
     let flood_bytes = (PIECES * flood.len()) as u64;
     std::fs::write(directory.path().join("flood"), flood).unwrap();
-    // The peer sends without end while no driver listens, and later enough to show in the recorder's memory.
+    // The peer sends frames without end until the guest's driver listens. After that, the peer sends so many frames
+    // that the recorder's memory use would show it if the recorder kept them.
     let pieces = format!("for i in {{1..{PIECES}}}; do cat flood; done");
     let script = format!("(until [ -s received ]; do cat flood; done; {pieces}) >&$peer");
     let wire = peer(directory.path(), &script);

@@ -1,5 +1,5 @@
-//! A recorded guest on a TAP interface. The interface is in its own network namespace, so the host's network does not
-//! change.
+//! Tests the recording of a guest on a TAP interface. The interface is in its own network namespace, so the host's
+//! network does not change.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,7 @@ use tests::program::{missing, ttvm};
 
 use crate::network::{echo, fetch, page, serve_once, sum};
 
-/// The guest's port that echoes.
+/// The guest's port for echoes.
 const ECHO: u16 = 7;
 
 /// Runs a test with a TAP interface. If that is not possible, skips the test with the reason.
@@ -46,7 +46,8 @@ fn a_tap_interface_sees_the_frames_that_the_recording_has() {
 #[test]
 fn a_tap_interface_may_go_down_and_come_back_and_be_deleted() {
     on_tap(&[], |directory, wire| {
-        // Each loop prints a word when its condition is true. If that takes too long, the job ends with an error.
+        // Each of these loops waits for a condition, and then prints a word. If the wait is too long, the job ends
+        // with an error.
         let pinged = format!("ping -c 1 -W 1 {TAP_HOST} >/dev/null");
         let wait = |condition: &str, word: &str| {
             format!(
@@ -88,7 +89,8 @@ fn a_tap_interface_that_another_guest_has_is_refused_in_a_sentence() {
 
 #[test]
 fn rubbish_on_a_tap_interface_is_survived() {
-    /// Frames up to the longest, of all protocols that a guest parses, with rubbish behind their heads.
+    /// The commands that send frames of all protocols that a guest parses. The frames have all lengths up to the
+    /// largest, and random bytes after their headers.
     const SEND: &str = "
 import os, socket, sys
 wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
@@ -100,7 +102,7 @@ for length in (14, 15, 60, 1514, 9000, 65535):
             wire.send((to + other + bytes.fromhex(protocol) + os.urandom(length))[:length])
 ";
     on_tap(&["python3"], |directory, wire| {
-        // The largest MTU that Linux allows: frames of 64 KiB.
+        // Set the largest MTU that Linux allows, for frames of 64 KiB.
         ip(&format!("link set {INTERFACE} mtu 65521"));
         let job =
             format!("echo READY; nc -l -p {ECHO} -e /bin/cat; cat /sys/class/net/eth0/statistics/rx_bytes");

@@ -1,5 +1,6 @@
-//! Symbols, modules and processes of kernels of other releases. The tables and structures of these kernels
-//! differ from the kernel that most tests boot. The guest's memory is compared with the guest's own lists.
+//! Tests ttvm's lists of symbols, modules and processes with kernels of other releases. These kernels have other
+//! tables and structures than the kernel that most tests boot. The test compares ttvm's lists, which come from the
+//! guest's memory, with lists that the guest prints.
 
 use guest_symbols::orc::{End, Registers, Unwinder};
 use guest_symbols::switched_out::{SavedRegisters, SwitchFrame};
@@ -10,8 +11,9 @@ use tests::guests::{Artefact, BOOKWORM_RT, Guest, SID, SID_RT, TRIXIE};
 use tests::listings::{ListedProcess, ListedSymbol, PS, assert_same_processes};
 use tests::run::run_to_power_off;
 
-/// Commands that print the number of symbols, the symbols of modules, which come last, and some symbols of
-/// the kernel. The kernel's symbols are whole lines from pieces of the list.
+/// Commands with which the guest prints the number of symbols, the symbols of modules, and some symbols of the
+/// kernel. The symbols of modules are the last in the list. For the kernel's symbols, the commands print the
+/// complete lines in some parts of the list.
 const LIST_SYMBOLS: [&str; 4] = [
     "cat /proc/kallsyms >/tmp/all; wc -l /tmp/all",
     "tail -n 1000 /tmp/all",
@@ -78,7 +80,7 @@ fn assert_same_symbols(symbols: &Symbols, console: &str) {
         assert!(line.is_in(symbols), "{line:x?}");
     }
     assert!(symbols.modules().iter().any(|name| name == "virtio_blk"), "{:?}", symbols.modules());
-    // Every function must lie in a section with code.
+    // Each of these functions must be in a section with code.
     for name in ["start_kernel", "do_syscall_64", "schedule", "virtblk_probe"] {
         let function = symbols.named(name).unwrap_or_else(|| panic!("no {name}"));
         assert!(function.is_code() && function.section.is_some() && function.size > 0, "{function:?}");

@@ -1,5 +1,5 @@
-//! Debian's newest gdb does the same as gdb 13. Runs tests of the other files here once more, with the newest gdb first
-//! in PATH.
+//! Tests that Debian's newest gdb works in the same way as gdb 13. Runs tests of other files in this folder once
+//! more, with the newest gdb first in PATH.
 
 use std::process::Command;
 

@@ -1,13 +1,13 @@
-//! Multiboot kernels that are not Linux: GNU Mach, and Xen with Debian's kernel as the first domain. Each run is
-//! recorded and verified.
+//! Tests Multiboot kernels that are not Linux: GNU Mach, and Xen with Debian's kernel as the first domain. The
+//! tests record and verify each run.
 
 use machine::error::exit_code;
 use tests::guests::{Artefact, BUSYBOX_GENERIC, GENERIC_ELF, GNU_MACH, XEN};
 use tests::program::run;
 
-/// A run that takes longer counts as hanging.
+/// The time limit of a run. If a run takes longer, the test assumes that the guest hangs.
 const LIMIT: [&str; 2] = ["--max-time", "40s"];
-/// The beginning of the disk.
+/// The text at the beginning of the disk.
 const MARK: &str = "the disk is read";
 
 /// Records a kernel and verifies the recording. Returns the console's text and ttvm's messages.
@@ -48,7 +48,8 @@ fn xen_boots_debians_kernel_as_its_first_domain() {
     std::fs::write(directory.path().join("disk"), disk).expect("the folder is ours");
     let commands =
         "dd if=/dev/vda bs=16 count=1 2>/dev/null; echo; cat /sys/hypervisor/type; echo the sum is $((6*7))";
-    // Xen takes the first word of a command line for the file's name. Unpacking a bzImage would take half the run.
+    // Put a name first, because Xen takes the first word of a command line for the file's name. Use the ELF kernel,
+    // because unpacking a bzImage would take half of the run's time.
     let domain = format!("{} vmlinux console=hvc0 ttvm.run=\"{commands}\"", GENERIC_ELF.path().display());
     let initrd = BUSYBOX_GENERIC.path().display().to_string();
     let cmdline = "xen no-real-mode console=com1 com1=115200,8n1";

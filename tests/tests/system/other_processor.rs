@@ -1,5 +1,6 @@
-//! A processor of another vendor has the same results: an Intel processor that QEMU emulates, on any host. Where the
-//! manuals leave results undefined, the emulated processor differs from Intel's and AMD's own processors.
+//! Tests that ttvm has the same results on a processor of another vendor. This processor is an Intel processor that
+//! QEMU emulates, on any host. Where the manuals leave results undefined, the emulated processor differs from
+//! Intel's and AMD's own processors.
 
 use std::process::{Command, Stdio};
 
@@ -10,9 +11,9 @@ use tests::program::ttvm;
 const PROCESSOR: [&str; 2] = ["--cpu", "Skylake-Client"];
 const EQUAL: &str = "replayed to the end: console, counts and hashes are equal";
 
-/// The cut fuzzer's programs have the same digests on the other processor and on the host's. The golden vectors of
-/// instructions with undefined results match on the other processor, too. `TTVM_WHOLE_VECTORS` runs all programs and
-/// matches all vectors, which takes minutes.
+/// The cut fuzzer's programs must have the same digests on the other processor and on the host's processor. On the
+/// other processor, the golden vectors of instructions with undefined results must match, too. With
+/// `TTVM_WHOLE_VECTORS`, the test runs all programs and compares all golden vectors, which takes minutes.
 #[test]
 fn executes_the_same() {
     let programs = built(&["cuts", "silicon"]);
@@ -37,13 +38,13 @@ fn executes_the_same() {
     assert!(left.file("vectors").contains("no unexplained difference"), "{}", left.file("vectors"));
 }
 
-/// A recording of the host replays on the other processor, and a recording of the other processor replays on the host.
-/// The recording has the beginning of a boot, or with `TTVM_WHOLE_VECTORS` a whole boot, for which the lab takes
-/// minutes.
+/// A recording made on the host must replay on the other processor, and a recording made on the other processor
+/// must replay on the host. The recorded run is the beginning of a boot. With `TTVM_WHOLE_VECTORS`, the recorded
+/// run is a whole boot, for which the lab takes minutes.
 #[test]
 fn replays_what_was_recorded_here_and_the_other_way() {
     let (ttvm, directory) = (ttvm(), tempfile::tempdir().expect("a temporary folder"));
-    // This kernel needs no unpacking before it runs.
+    // Use the ELF kernel, which does not have to unpack itself.
     let (kernel, initrd) = (CLOUD_ELF.path(), BUSYBOX.path());
     let until = if std::env::var_os("TTVM_WHOLE_VECTORS").is_some() { "100e9" } else { "150e6" };
     let guest = format!(

@@ -16,7 +16,8 @@ use tests::tools::{output, python, vmlinux};
 
 const NO_PYTHON: &str = "there is no Python with drgn and perfetto: run scripts/setup";
 
-/// The kernel that most tests boot, and newer ones if they are installed, each with its initial RAM disk.
+/// Returns the kernel that most tests boot, and newer kernels if they are installed, each with its initial RAM
+/// disk.
 fn kernels() -> impl Iterator<Item = [&'static Artefact; 2]> {
     let newer = [TRIXIE.each_ref(), SID.each_ref()];
     let newer = newer.into_iter().filter(|kernel| kernel.iter().all(|artefact| artefact.exists()));
@@ -59,25 +60,27 @@ fn run_python(python: &Path, directory: &Path, program: &str, arguments: &[&str]
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// The functions of a backtrace, without their sizes.
+/// Returns the functions of ttvm's backtrace, without the functions' sizes.
 fn functions(told: &Value) -> Vec<String> {
     let frames = told["frames"].as_array().expect("frames");
     frames.iter().map(|frame| without_size(frame["function"].as_str().unwrap_or("?"))).collect()
 }
 
-/// `vfs_write+0xc7/0x3f0 [module]` as `vfs_write+0xc7 [module]`.
+/// Removes the size from a function's text: from `vfs_write+0xc7/0x3f0 [module]` it makes
+/// `vfs_write+0xc7 [module]`.
 fn without_size(function: &str) -> String {
     let (name, rest) = function.split_once('/').unwrap_or((function, ""));
     rest.split_once(' ').map_or(name.to_string(), |(_, module)| format!("{name} {module}"))
 }
 
-/// The functions in the kernel's last printed call trace, without the uncertain functions (`?`).
+/// Returns the functions in the last call trace that the kernel printed, without the uncertain functions (`?`).
 fn printed_trace(console: &str) -> Vec<String> {
     let begin = console.rfind("Call Trace:").expect("the report has a call trace");
     let lines =
         console[begin..].lines().skip(1).map(|line| line.split_once("] ").map_or(line, |(_, text)| text));
     let inside = lines.take_while(|line| !line.contains("</TASK>") && !line.contains("RIP: 0033"));
-    // For an interrupt or exception, the kernel prints the interrupted place as RIP with the registers.
+    // For an interrupt or exception, the kernel does not print the interrupted function as a line of the trace, but
+    // as RIP with the registers.
     let function = |line: &str| {
         let text = line.strip_prefix("RIP: 0010:").or_else(|| line.strip_prefix(' '))?.trim();
         (text.contains("+0x") && !text.starts_with("? ")).then(|| without_size(text))
@@ -85,7 +88,7 @@ fn printed_trace(console: &str) -> Vec<String> {
     inside.filter_map(function).collect()
 }
 
-/// Three panics: an exception in a module, a panic that the kernel calls in an interrupt, and a panic that a
+/// Tests three panics: an exception in a module, a panic that the kernel calls in an interrupt, and a panic that a
 /// module calls.
 #[test]
 fn backtraces_at_a_panic_are_those_that_the_kernel_printed() {
@@ -172,7 +175,7 @@ fn messages_of(directory: &Path, console: &str) {
     let is_message = |line: &&str| line.starts_with('[') && line.get(5..7).is_some_and(|at| at.contains('.'));
     let printed: Vec<&str> = console.lines().map(str::trim_end).filter(is_message).collect();
     assert!(printed.len() > 100, "{console}");
-    // The console shows no debug messages.
+    // The kernel's log also has debug messages, which the console does not show.
     let mut rest = messages.iter();
     for line in printed {
         assert!(
@@ -309,7 +312,8 @@ fn drgn_reads_a_core_file_without_debug_information() {
     let at = ["state", "r.ttvm", "--at", "95%", "--memory", &ranges[0], "--physical", &ranges[1]];
     let state = json(directory.path(), &at);
     let read = run_python(&python, directory.path(), DRGN_READS, &["vmcore", &banner, "14"]);
-    // The same backtraces without a file, by the drgn beside that Python.
+    // Get the same backtraces with `ttvm drgn`, without a core file. Use the drgn that is installed with this
+    // Python.
     let bin = python.parent().expect("it lies in a folder");
     let print = format!("print(prog.read({banner}, 14).hex(), prog.read(0x1000, 4096, True).hex())");
     let arguments = ["drgn", "r.ttvm", "--at", "95%", "--", "--no-default-symbols", "-e", &print];
@@ -373,7 +377,7 @@ fn drgn_and_crash_find_the_processes_and_the_stack_of_a_panic() {
         .map(|frame| &frame["address"])
         .collect();
     let drgns: Vec<&Value> = found["stack"].as_array().expect("a stack").iter().collect();
-    // drgn shows one more frame, which is the program's.
+    // drgn shows one more frame, which is a frame of the program.
     assert_eq!(drgns[..ours.len()], ours, "{found:#}");
 
     if let Some(why) = missing(&["crash"]) {

@@ -1,5 +1,6 @@
-//! Devices of a host, passed through in the lab: stock drivers of the guest use their ports, registers,
-//! interrupts and DMA. The recordings replay outside of the lab, without any device.
+//! Tests devices of a host that are passed through to a guest in the lab. Stock drivers in the guest use the
+//! devices' ports, registers, interrupts and DMA. The recordings must replay outside of the lab, without any
+//! device.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -12,11 +13,11 @@ use tests::program::ttvm;
 /// Size of the NVMe disk in bytes.
 const DISK_BYTES: usize = 4 << 20;
 
-/// A guest's work with its devices, in one line. The `edu` device in slot 3 writes to memory that the guest
-/// never gave to it. Bytes go through an echoing serial adapter and come back. The same bytes go through a
-/// serial port at 0x2e8, whose interrupt only the guest has. An NVMe disk is read, written, and read again.
-/// Each wait may take ten minutes: on a busy host, a serial port in the lab can need more than one minute for
-/// 16 KiB.
+/// The commands of a guest that works with its devices, in one line. The `edu` device in slot 3 writes to memory
+/// that the guest never gave to it. Bytes go through an echoing serial adapter and come back. The same bytes go
+/// through a serial port at 0x2e8, whose interrupt only the guest has. An NVMe disk is read, written, and read
+/// again. Each wait may take ten minutes: on a busy host, a serial port in the lab can need more than one minute
+/// for 16 KiB.
 const GUEST: &str = r#"
 load() { while read m; do insmod /lib/modules/$m 2>/dev/null; done </lib/modules/$1; }
 ready() { n=0; while [ ! -e $1 ] && [ $n -lt 6000 ]; do sleep 0.1; n=$((n+1)); done; }
@@ -115,8 +116,8 @@ dmesg | grep 'DMA Write.*fault addr 0x2000000' >out/faults
 done_with soft
 "#;
 
-/// Continues the script: the same devices under KVM, a host that resets the disk, and a host that takes a
-/// device away.
+/// The additional part of the lab's script in the long form. This part uses the same devices under KVM. Then the
+/// host resets the disk, and finally removes a device.
 const LONG_LAB: &str = r#"
 record kvm --engine kvm --slow-clock 8 --wait-for-exit 10000 $all || exit 1
 done_with kvm
@@ -140,7 +141,7 @@ wait $recorder || exit 1
 done_with unplugged
 "#;
 
-/// Echoes all input, and returns the port.
+/// Starts a TCP server that echoes all input, and returns its port.
 fn echo() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let port = listener.local_addr().expect("it listens").port();
@@ -273,7 +274,7 @@ fn stock_drivers_work_with_devices_of_the_host_and_replay_needs_none() {
             "stored",
             "exit status 0",
         ] {
-            // The guest's writes change the disk for the next guest.
+            // The first guest has changed the disk, so the second guest, under KVM, reads other contents.
             let is_other_disk = *engine == "kvm" && line.starts_with("disk");
             assert!(console.contains(line) || is_other_disk, "{line}\n{all}");
         }

@@ -1,5 +1,5 @@
-//! A stock kernel on several processors: their topology, switching processors off and on, messages to all processors,
-//! and policies of turns. Each run is recorded and verified.
+//! Tests a stock kernel on several processors: their topology, switching processors off and on, messages to all
+//! processors, and policies of turns. The tests record and verify each run.
 
 use std::path::Path;
 
@@ -74,7 +74,7 @@ fn sees(kernel: [&Artefact; 2], (sockets, cores, threads): (u8, u8, u8), ids: &[
 
 #[test]
 fn a_kernel_sees_sockets_cores_and_threads() {
-    // The ids of three cores are spaced as for four cores.
+    // With three cores in a socket, the APIC ids leave space for a fourth core.
     sees([&CLOUD, &BUSYBOX], (2, 3, 2), &[0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13]);
 }
 
@@ -105,8 +105,8 @@ fn processors_are_switched_off_and_on() {
 #[test]
 fn messages_reach_all_processors() {
     let directory = tempfile::tempdir().expect("a temporary folder");
-    // Three processors are busy when the fourth asks all for a backtrace. Then the kernel crashes, and stops the
-    // others.
+    // Three processors are busy while the fourth processor sends all processors a request for a backtrace. Then the
+    // kernel crashes on the fourth processor, and stops the other processors.
     let command = "
         for i in 1 2 3; do (while :; do :; done) & done; sleep 0.1;
         echo l >/proc/sysrq-trigger; sleep 0.1; echo c >/proc/sysrq-trigger";

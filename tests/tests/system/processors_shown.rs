@@ -32,9 +32,9 @@ fn list(value: &Value) -> &Vec<Value> {
     value.as_array().unwrap_or_else(|| panic!("{value} is a list"))
 }
 
-/// A position at which each processor has a shell in its loop.
+/// Returns a position at which each processor runs a shell in its loop.
 fn busy(directory: &Path) -> String {
-    // The shell echoes the command first.
+    // Look for the text at the end of a line, because the shell also echoes the command.
     let said = ask(directory, &["search", "r.ttvm", "console:busy\r", "--all"]);
     let at =
         list(&said["hits"]).last().expect("the guest said so")["instruction"].as_u64().expect("a number");
@@ -119,7 +119,8 @@ fn a_trace_has_the_turns_of_all_processors_and_their_switches() {
     let text = output(Command::new(python).current_dir(directory).args(["-c", DECODE, "trace"]));
     let trace: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
     assert_eq!(trace["turns"], counts["turns"]);
-    // One instruction takes a nanosecond, and outside of turns no processor executes any.
+    // The turns take as many nanoseconds as there are instructions: an instruction takes one nanosecond, and
+    // processors execute instructions only in turns.
     assert_eq!(trace["ran_ns"], ask(directory, &["state", "r.ttvm", "--at", "end"])["instruction"]);
     let found = |filter: &[&str]| {
         let search = ["search", "r.ttvm", "break:__switch_to", "--all", "--limit", "1000000"];

@@ -1,4 +1,5 @@
-//! Questions over a whole run, compared with what the guest's own tracer (ftrace) printed during the same run.
+//! Compares ttvm's answers to questions over a whole run with the trace that the guest's own tracer (ftrace)
+//! printed during the same run.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +14,7 @@ use tests::guests::{Artefact, BUSYBOX, CLOUD, Guest, SID, linux_options, reposit
 use tests::program::{json, run};
 use tests::record::{open, record};
 
-/// The traced functions: called directly, through pointers, by tail calls, and in interrupts.
+/// The traced functions. The kernel calls them directly, through pointers, by tail calls, or in interrupts.
 const FUNCTIONS: [&str; 7] = [
     "do_sys_openat2",
     "vfs_read",
@@ -114,7 +115,7 @@ fn is_as_traced(kernel: &Artefact, initrd: &Artefact) {
         let caller = |call| text(call, "caller").split('+').next().expect("there is a first part");
         let found: Vec<(u64, &str)> =
             calls.iter().map(|call| (call["pid"].as_u64().expect("a thread"), caller(call))).collect();
-        // The function is called before and after the trace, too.
+        // The function is also called before and after the trace, so look for the traced calls among all calls.
         let at = found.windows(expected.len()).position(|part| part == expected);
         assert!(at.is_some(), "{function}:\n{expected:?}\nis not in\n{found:?}");
         let open = calls.iter().filter(|call| call.get("returned").is_none());
@@ -145,7 +146,8 @@ fn is_as_traced(kernel: &Artefact, initrd: &Artefact) {
     assert_eq!(names, ["\"first\"", "\"second-name\"", "\"third\""], "{answer}");
 }
 
-/// A thread's tree has the calls that were listed, in their order, and below the functions that called.
+/// Checks that a thread's tree has all listed calls, in the order of the list, each below the function that called
+/// it.
 fn tree_has(calls: &mut [(u64, Option<u64>, &str)], directory: &Path) {
     const COMPARED: usize = 6;
     /// A call through a pointer goes through a few instructions before the function begins.
@@ -203,7 +205,8 @@ fn calls_and_values_are_as_a_newer_guest_traced_them() {
     is_as_traced(kernel, busybox);
 }
 
-/// A process that ends between two positions is gone, and the objects of its kind differ.
+/// If a process ends between two positions, `diff` must show that the process is gone, and that memory with objects
+/// of processes differs.
 #[test]
 fn a_difference_has_the_process_that_ended_and_the_text_that_it_printed() {
     let directory = tempfile::tempdir().expect("a temporary folder");
@@ -229,7 +232,7 @@ fn a_difference_has_the_process_that_ended_and_the_text_that_it_printed() {
     assert!(nothing["pages_changed"] == 0 && nothing["registers"] == serde_json::json!([]), "{nothing}");
 }
 
-/// gdb's commands give the same answers, and `tt goto hit:0` goes to the first place of a list.
+/// gdb's `tt` commands must have the same answers, and `tt goto hit:0` must go to the first position of a list.
 #[test]
 fn gdb_asks_the_same_questions() {
     let directory = tempfile::tempdir().expect("a temporary folder");

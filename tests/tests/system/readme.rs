@@ -1,4 +1,5 @@
-//! Tests README and the guide like a reader. README's session is typed into a terminal, and every command is run.
+//! Tests the commands in README and the guide. The test types README's session into a terminal, and runs every
+//! command of the pages.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
@@ -10,8 +11,9 @@ use tests::program::{missing, serve, ttvm};
 use tests::terminal::Terminal;
 use tests::tools;
 
-/// The commands of README and the guide: exit codes and arguments, in an order in which each finds its files. The
-/// directory has `vmlinuz`, `initrd.gz`, `bench.gz`, `disk.img` and the recording of the first page.
+/// The commands of README and the guide: exit codes and arguments. In this order, each command finds the files that
+/// it needs. At the beginning the directory has `vmlinuz`, `initrd.gz`, `bench.gz`, `disk.img` and the recording
+/// `R.ttvm`.
 const COMMANDS: &[(i32, &str)] = &[
     (0, "run --kernel vmlinuz --initrd bench.gz --cmdline CMDLINE --disk disk.img --memory 128M --net user"),
     (5, "run --kernel vmlinuz --passthrough pci:ffff:ff:1f.7"),
@@ -106,7 +108,7 @@ const DRGN: &str = "drgn R.ttvm --at 95% -- --no-default-symbols -e print(prog.f
 const SERVE: &str = "debug R.ttvm --no-sandbox --listen unix:gdb.socket --at 50% --once";
 /// The command that is typed into the terminal.
 const DEBUG: &str = "debug R.ttvm --gdb --symbols kernel.symbols";
-/// Prints the commands for a user's own gdb.
+/// The command that prints the `tt` commands for a gdb that the user starts.
 const PRINTED: &str = "debug --print-commands";
 const CMDLINE: &str = "console=ttyS0 panic=-1 w=boot";
 
@@ -114,21 +116,21 @@ fn readme() -> String {
     std::fs::read_to_string(repository().join("README.md")).expect("README is there")
 }
 
-/// The first block of this language behind `heading`.
+/// Returns the first code block of this language after `heading`.
 fn block<'text>(text: &'text str, heading: &str, language: &str) -> &'text str {
     let behind = text.split_once(heading).expect("README has this heading").1;
     let begun = behind.split_once(&format!("```{language}\n")).expect("a block is behind it").1;
     begun.split_once("```").expect("the block ends").0
 }
 
-/// The guide's pages and README.
+/// Returns the texts of the guide's pages and of README.
 fn pages() -> Vec<String> {
     let guide = std::fs::read_dir(repository().join("docs/src")).expect("the guide is there");
     let pages = guide.map(|page| std::fs::read_to_string(page.expect("it can be listed").path()));
     pages.map(|page| page.expect("it is text")).chain([readme()]).collect()
 }
 
-/// The commands of a page: its shell blocks, and ttvm commands in the text.
+/// Returns the commands of a page: its shell blocks, and the ttvm commands in its text.
 fn commands_of(page: &str) -> String {
     let mut commands = String::new();
     for (number, block) in page.split("```").enumerate() {
@@ -168,7 +170,8 @@ fn each_command_of_readme_and_guide_is_run_below() {
     assert!(shown.len() > 40 && not_run.is_empty(), "{not_run:?}");
 }
 
-/// A line without its remark, and without the parts that differ from run to run: addresses, times, long numbers.
+/// Returns a line without its remark, and without the parts that differ from run to run: addresses, times, long
+/// numbers.
 fn comparable(line: &str) -> String {
     let line = line.split("    # ").next().unwrap_or_default().trim_end();
     let words = line.split(' ').map(|word| {
@@ -202,7 +205,8 @@ fn type_transcript(terminal: &Terminal, transcript: &str) {
     }
 }
 
-/// Runs ttvm, which looks for programs in these directories first.
+/// Runs a ttvm command, which must end with the exit code `code`. ttvm looks for programs in these directories
+/// first.
 fn run(directory: &Path, code: i32, command: &str, programs: &[&Path]) {
     let words = command.split(' ').map(|word| if word == "CMDLINE" { CMDLINE } else { word });
     let usual = std::env::var_os("PATH").unwrap_or_default();

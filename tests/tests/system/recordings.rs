@@ -1,5 +1,5 @@
-//! Tests that an unchanged recording replays equal, that a changed recording diverges or is refused, and that no
-//! recording makes ttvm panic.
+//! Tests that an unchanged recording replays without a difference, and that a changed recording diverges or is
+//! refused. No recording may make ttvm panic.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -71,12 +71,12 @@ fn replay_with_flipped_bit(traveller: &Traveller, address: u64, bit: u32) -> Res
 fn one_wrong_bit_of_ram_does_not_go_unnoticed() {
     let (_directory, traveller) = traveller();
     for bit in 0..8 {
-        // A change of memory that the guest computes with changes the guest's path. The replay notices this at the next
-        // event.
+        // If the bit is in memory with which the guest computes, the guest takes another path. The replay finds
+        // this difference at the next event.
         let error = replay_with_flipped_bit(&traveller, traveller.counter, bit).expect_err("it must diverge");
         assert!(matches!(&error, Error::Divergence(_)), "{error}");
         assert_eq!(error.exit_code(), exit_code::DIVERGED);
-        // A change of memory that the guest never reads shows in the hashes at the end.
+        // If the guest never reads the changed memory, only the hashes at the end differ.
         assert!(!replay_with_flipped_bit(&traveller, 7 << 20, bit).unwrap());
     }
 }
@@ -128,7 +128,7 @@ fn a_changed_recording_diverges() {
         rewrite(&traveller, &path, change);
         match replay_quietly(&path) {
             Err(error @ Error::Divergence(_)) => assert_eq!(error.exit_code(), exit_code::DIVERGED, "{what}"),
-            // This log is invalid by itself: virtual time never falls behind the steps.
+            // Reading already refuses this log: virtual time must never be smaller than the number of steps.
             Err(Error::Recording { .. }) if what == "an event earlier in time" => {}
             other => panic!("{what}: {other:?}"),
         }
@@ -160,7 +160,8 @@ fn a_recording_that_was_cut_off_replays_to_its_last_event() {
     }
 }
 
-/// Opens and replays a damaged recording. Fails if that panics, or if the exit code is not one for recordings.
+/// Opens and replays a damaged recording. Fails if ttvm panics, or if the error has an exit code that is not for
+/// recordings.
 fn survives(path: &Path, what: &str) {
     let result = catch_unwind(AssertUnwindSafe(|| replay_quietly(path)));
     match result {
@@ -228,7 +229,8 @@ fn foreign_recordings_are_refused() {
     }
 }
 
-/// The recorder's message about this guest, its exit code, and the exit code of `ttvm state --at panic`.
+/// Records a guest that runs `command`. Returns the recorder's message, its exit code, and the exit code of
+/// `ttvm state --at panic`.
 fn recorded(directory: &Path, command: &str) -> (String, Option<i32>, Option<i32>) {
     let cmdline = format!("console=ttyS0 panic=-1 ttvm.run=\"{command}\"");
     let (kernel, initrd) = (CLOUD.path(), BUSYBOX.path());
@@ -244,7 +246,8 @@ fn recorded(directory: &Path, command: &str) -> (String, Option<i32>, Option<i32
     (String::from_utf8_lossy(&done.stderr).into_owned(), done.status.code(), state.status.code())
 }
 
-/// A kernel with `panic=-1` reboots before the report's end, and before a driver could tell the machine.
+/// In this test, a kernel with `panic=-1` reboots before the panic's report is complete. No driver can report the
+/// panic to the machine before the reboot.
 #[test]
 fn a_panic_of_a_kernel_that_reboots_is_a_panic() {
     let directory = tempfile::tempdir().expect("a temporary folder");
@@ -312,7 +315,7 @@ fn the_end_of_a_crash_is_small_and_replays_alone() {
     }
 }
 
-/// The guest uses the command that the guide shows.
+/// In this test, the guest runs the command that the guide shows.
 #[test]
 fn a_shell_in_the_guest_asks_for_its_recording_to_be_kept() {
     let page =

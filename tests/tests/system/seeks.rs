@@ -1,11 +1,12 @@
-//! A seek from any point of a recording to any other gives the state of a straight replay: registers, devices, RAM and
-//! disk.
+//! Tests seeks from any point of a recording to any other point. After a seek, the state (registers, devices, RAM
+//! and disk) must be the same as in a replay without seeks.
 //!
-//! `TTVM_PAIRS=2000 cargo test --release -p tests seeks` is the full version: 2,000 pairs of points, in recordings of
-//! Debian's boot and of the benchmark workloads `disk` and `rd`. Without the variable there are a few pairs, in `disk`.
+//! `TTVM_PAIRS=2000 cargo test --release -p tests seeks` runs the full version: 2,000 pairs of points, in
+//! recordings of Debian's boot and of the benchmark workloads `disk` and `rd`. Without the variable, the test uses
+//! a few pairs, in `disk`.
 //!
-//! `TTVM_RACES=200` records so many runs of threads that race on four processors, each with other turns. Without the
-//! variable there are three.
+//! With `TTVM_RACES=200`, another test records 200 runs of threads that race on four processors, each run with
+//! other turns. Without the variable, that test records three runs.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -43,7 +44,7 @@ fn full_pairs() -> Option<usize> {
     Some(wanted.parse().expect("TTVM_PAIRS is a number of pairs"))
 }
 
-/// The compared state.
+/// The state that is compared after a seek.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     state: [u8; 32],
@@ -67,7 +68,7 @@ fn record(guest: &Guest, directory: &Path, script: &mut Script) -> Recording<Ins
     open(&path)
 }
 
-/// The state of a straight replay at each point.
+/// Returns the state at each point in a replay without seeks.
 fn straight(recording: &Recording<Instructions>, points: &[Instructions]) -> Vec<Seen> {
     let (mut machine, mut player) = replay::open(recording).unwrap_or_else(|error| panic!("{error}"));
     let mut seen = Vec::new();
@@ -129,8 +130,8 @@ fn with_four_processors() {
     check(&recording, full_pairs().map_or(SHORT_PAIRS, |pairs| pairs / 3));
 }
 
-/// Each recording of a race is replayed, replayed by the interpreter and by the translator side by side, and visited in
-/// random order.
+/// The test replays each recording of a race, and compares the replays of interpreter and translator. Then the test
+/// goes to positions of the recording in random order.
 #[test]
 fn in_recordings_of_races() {
     const LENGTH: &str = "30000000";
@@ -158,7 +159,7 @@ fn in_recordings_of_races() {
     let mut random = Random::new(SEED);
     let mut ends = BTreeSet::new();
     for number in 0..races {
-        // The threads race in the last part of the run.
+        // Choose a position in the last part of the run, where the threads race.
         let at = format!("insn:{}", end - 40_000_000 - random.below(100_000_000));
         let turns = if number % 8 == 7 { "ring".to_string() } else { format!("random:{number}") };
         let from = ["record", "--snapshot-from", "r.ttvm", "--at", &at, "--turns", &turns, "-o", "race.ttvm"];
@@ -212,14 +213,15 @@ fn in_the_workload_rd() {
 
 /// The largest number of steps that a debugger may replay to open a recording of a boot at its end.
 const TO_THE_END: u64 = 400_000_000;
-/// The largest number of steps that may be replayed to reach a place in the first second, before the early checkpoint.
-/// All code in the first second runs for the first time, so the replay is slow.
+/// The largest number of steps that may be replayed to reach a position in the first second, before the checkpoint
+/// in this second. All code in the first second runs for the first time, so the replay is slow.
 const EARLY: u64 = 420_000_000;
-/// The largest number of steps that may be replayed to reach a place in the first second, after the early checkpoint.
+/// The largest number of steps that may be replayed to reach a position in the first second, after the checkpoint
+/// in this second.
 const FIRST: u64 = 620_000_000;
 /// The largest number of additional steps that a seek to a time may replay to find the time's instruction.
 const FINDING: u64 = 24_000_000;
-/// The largest number of steps that may be replayed to reach a place that the session has passed before.
+/// The largest number of steps that may be replayed to reach a position that the session has passed before.
 const NEAR: u64 = 48_000_000;
 
 /// Seeks to a time. Returns the number of replayed steps.
@@ -231,8 +233,9 @@ fn steps_to(timeline: &mut Timeline, ns: u64) -> u64 {
     timeline.replayed_steps() - before
 }
 
-/// The first second of a boot has a checkpoint. The replay up to this checkpoint, and the replay from it, take less
-/// than a second on the host. A session that has passed a place, like a debugger at the end, takes far less.
+/// Tests that the first second of a boot has a checkpoint. The replay up to this checkpoint, and the replay from
+/// this checkpoint, must take less than a second on the host. If a session has already passed a position, like a
+/// debugger at the end, going to this position takes far less time.
 fn first_second([kernel, busybox]: [&Artefact; 2]) {
     let directory = tempfile::tempdir().expect("a temporary folder");
     let path = directory.path().join("r.ttvm");

@@ -1,5 +1,5 @@
-//! Unmodified stock kernels boot to a shell, execute typed commands, and power off. The only kernel parameter is the
-//! console.
+//! Tests that unmodified stock kernels boot to a shell, execute typed commands, and power off. The only kernel
+//! parameter is the console.
 
 use boot::packed_kernel;
 use machine::script::Script;
@@ -44,8 +44,8 @@ fn cloud_elf_in_3_gib() {
     boots_to_a_shell(&CLOUD_ELF, &BUSYBOX, 3072);
 }
 
-/// Machines for KVM need the unpacked kernel. The test compares ttvm's result with the kernel that an
-/// independent program unpacked.
+/// Machines for KVM need an unpacked kernel. The test compares the kernel that ttvm has unpacked with the kernel
+/// that another program has unpacked.
 #[test]
 fn a_bzimage_holds_the_elf_kernel() {
     for (packed, kernel) in [(CLOUD, CLOUD_ELF), (GENERIC, GENERIC_ELF)] {

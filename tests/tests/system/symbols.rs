@@ -1,5 +1,5 @@
-//! Symbols from a stock kernel's own memory, with KASLR. The symbols equal the guest's own list, and gdb
-//! works with these symbols.
+//! Tests the symbols that ttvm reads from the memory of a stock kernel, with KASLR. The symbols must be equal to
+//! the list that the guest prints, and gdb must work with these symbols.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,12 +16,13 @@ use tests::record::{open, record};
 /// The kernel's address without KASLR.
 const LINKED_AT: u64 = 0xffff_ffff_8100_0000;
 
-/// Prints symbols from the guest's list: code, data, dropped init code, per-CPU variables, modules.
+/// The command with which the guest prints symbols: code, data, dropped init code, per-CPU variables, modules.
 const LISTED: &str = "grep -w -e _text -e _end -e start_kernel -e do_syscall_64 -e jiffies -e init_task -e modules \
                       -e cpu_hw_events -e __start_BTF -e virtio_init -e virtqueue_add_sgs -e virtblk_probe \
                       -e vp_modern_probe -e __this_module /proc/kallsyms";
 
-/// Boots with isolated page tables, so the kernel is hidden while programs run. Returns the guest's list.
+/// Boots with isolated page tables, so the kernel is hidden while programs run. Returns the symbols that the guest
+/// has printed.
 fn record_boot(path: &Path) -> Vec<ListedSymbol> {
     let guest = Guest::linux(&CLOUD, &BUSYBOX, "pti=on", 128);
     let mut script = Script::shell(&[LISTED, "poweroff -f"]);
@@ -36,7 +37,7 @@ fn symbols_at(timeline: &mut Timeline, position: &str) -> Result<Symbols, NoKern
     Symbols::of_guest(timeline.machine())
 }
 
-/// gdb's output with these symbols, at the recording's end.
+/// Runs gdb with the symbols of `file` at the recording's end, and returns gdb's output.
 fn gdb_says(timeline: &mut Timeline, file: &Path, commands: &[&str]) -> String {
     batch::serve(timeline, file.parent().expect("it lies in a folder"), |socket| {
         let mut gdb = batch::gdb();
@@ -46,7 +47,8 @@ fn gdb_says(timeline: &mut Timeline, file: &Path, commands: &[&str]) -> String {
     })
 }
 
-/// Writes symbol files to a disk that is full after a hundred KiB, and to a file that exists already.
+/// Tests that ttvm writes a symbol file completely or not at all. The test limits the size of files to a hundred
+/// KiB, and also names a file that already exists.
 fn files_are_whole_or_not_there(directory: &Path) {
     std::fs::create_dir(directory.join("for files")).expect("the folder is ours");
     let run = |limit_kib: u32, to: &str| {

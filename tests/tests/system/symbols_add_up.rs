@@ -1,6 +1,6 @@
-//! gdb loads symbols of programs, libraries, modules and a kernel's file, and keeps the symbols of the
-//! guest's kernel. The guest says at which address each file belongs. Page tables are isolated, so programs
-//! and the kernel have different page tables.
+//! Tests that gdb loads symbols of programs, libraries, modules and a kernel's file, and still keeps the symbols of
+//! the guest's kernel. The guest prints the address of each file. The guest isolates page tables, so programs and
+//! the kernel have different page tables.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,7 +28,8 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// An initial RAM disk with the programs of this test beside busybox, and the programs' folder.
+/// Makes an initial RAM disk that has the programs of this test in addition to busybox. Returns the path of the RAM
+/// disk, and the programs' folder.
 fn with_programs(directory: &Path, busybox: &Artefact) -> (PathBuf, PathBuf) {
     let (root, sources) = (directory.join("root"), repository().join("tests/tests/system/programs"));
     for (library, folder) in LIBRARIES {
@@ -55,7 +56,7 @@ struct Boot {
     symbols: Symbols,
     /// The guest's output.
     console: String,
-    /// The programs.
+    /// The folder of the programs.
     root: PathBuf,
     directory: tempfile::TempDir,
 }
@@ -86,7 +87,7 @@ impl Boot {
         self.root.join(name).display().to_string()
     }
 
-    /// gdb's output, with the tt commands loaded. gdb first loads `file`, if given.
+    /// Runs gdb with the tt commands, and returns gdb's output. gdb first loads `file`, if given.
     fn gdb(&mut self, file: Option<&Path>, commands: &[&str]) -> String {
         let directory = self.directory.path().to_path_buf();
         batch::serve(&mut self.timeline, &directory, |socket| {
@@ -103,12 +104,13 @@ impl Boot {
     }
 }
 
-/// The rest of each line of the console that begins with `word`.
+/// Returns the rest of each line of the console that begins with `word`.
 fn printed<'a>(console: &'a str, word: &str) -> Vec<&'a str> {
     console.lines().filter_map(|line| line.strip_prefix(word)?.strip_prefix(' ')).collect()
 }
 
-/// The process, and the lines with files of its `/proc/PID/maps`, with one blank between words.
+/// Returns the number of the process, and the lines of its `/proc/PID/maps` that have a file. Words in the lines
+/// have one blank between them.
 fn listed_mappings(console: &str) -> (u32, Vec<String>) {
     let pid = printed(console, "process")[0].trim().parse().expect("a number");
     let is_range = |line: &&str| line.split_once('-').is_some_and(|(start, _)| start.len() == 12);
@@ -152,7 +154,7 @@ fn sections_are_those_that_the_guest_lists(
     assert_eq!(listed.iter().filter(is_kept).count(), found.len(), "{listed:?} {found:?}");
 }
 
-/// The part of a text between two words.
+/// Returns the part of a text between two words.
 fn between<'a>(text: &'a str, from: &str, to: &str) -> &'a str {
     let (_, rest) = text.split_once(from).unwrap_or_else(|| panic!("no '{from}' in {text}"));
     rest.split_once(to).unwrap_or_else(|| panic!("no '{to}' in {rest}")).0
@@ -225,7 +227,7 @@ fn backtraces_lead_into_programs(boot: &mut Boot) {
         assert!(!backtrace.contains("Backtrace stopped"), "{said}");
     }
     expect(between(&said, "\nwith\n", "\nagain\n"), &["\"swapper/0\\000", " = 47\n"]);
-    // Without the program's symbols, gdb must show one frame of the program, and guess no others.
+    // Without the program's symbols, gdb must show only one frame of the program, and must not guess others.
     for (from, to) in [("\nwithout\n", "\nwith\n"), ("\nnone\n", "\nadded\n")] {
         let backtrace = between(&said, from, to);
         let (_, program) = backtrace.split_once("in entry_SYSCALL_64").unwrap_or_else(|| panic!("{said}"));
@@ -235,7 +237,7 @@ fn backtraces_lead_into_programs(boot: &mut Boot) {
     }
 }
 
-/// Tests a relocatable program and library, given by name and by folder.
+/// Tests a position-independent program and a library, given by name and by folder.
 fn programs_are_placed(boot: &mut Boot) {
     let (pid, listed) = listed_mappings(&boot.console);
     let start = |file: &str| {
@@ -321,7 +323,8 @@ fn modules_are_placed(boot: &mut Boot) {
     for (name, section) in [("virtblk_probe", ".text"), ("virtblk_wq", ".bss"), ("virtio_blk", ".data")] {
         expect(&said, &[&format!("{name} in section {section} of {module}\n")]);
     }
-    // The section .init.text is freed.
+    // The kernel has freed the section .init.text, so gdb must not load the symbols of this section, for example at
+    // address 0.
     expect(&said, &["No symbol matches 0.\n"]);
     expect(
         &said,
@@ -331,12 +334,13 @@ fn modules_are_placed(boot: &mut Boot) {
             "the guest has no module 'virtio_balloon' here",
         ],
     );
-    // gdb's errors come last in the output. A breakpoint has one place, not two.
+    // The breakpoint must have one location, not two.
     assert!(!said.contains("<MULTIPLE>"), "{said}");
     assert!(!between(&(said.clone() + "end"), "\nnone\n", "end").contains(&module), "{said}");
 }
 
-/// Tests a kernel's file that gdb has loaded before it connects, at the addresses without KASLR.
+/// Tests that gdb drops the symbols of a kernel's file that it has loaded before it connects, at the addresses
+/// without KASLR.
 fn an_unmoved_kernel_goes(boot: &mut Boot) {
     let text = boot.address("_text");
     let mut file = elf::file(&boot.symbols);

@@ -1,5 +1,5 @@
-//! Time travel against brute force. A walk goes through the recorded run of `travel.elf` once, instruction by
-//! instruction. All of the timeline's answers must agree with the walk.
+//! Compares time travel with a simple method. A *walk* goes through the recorded run of `travel.elf` once,
+//! instruction by instruction. All answers of the timeline must agree with the walk.
 
 use cpu::{AddressKind, WatchKind, Watchpoint};
 use history::replay;
@@ -28,7 +28,7 @@ impl Walk {
         self.rips[at.number() as usize]
     }
 
-    /// The step counts before `end` at which an instruction is the next one.
+    /// Returns the step counts before `end` at which the instruction at `rip` is the next instruction.
     fn reaches(&self, rip: u64, end: Instructions) -> Vec<Instructions> {
         (0..end.number()).map(Instructions).filter(|&at| self.rip(at) == rip).collect()
     }
@@ -83,7 +83,7 @@ fn watch(address: u64) -> Watchpoint {
     Watchpoint { space: AddressKind::Linear, address, length: 4, kind: WatchKind::Write }
 }
 
-/// Distance of the checkpoints in recordings with checkpoints.
+/// The distance between checkpoints in recordings with checkpoints, in steps.
 const CHECKPOINT_STEPS: u64 = 100_000;
 
 /// Makes a recording, and walks through it once: RIP at each step, the steps that write the counter, and hashes at some
@@ -92,7 +92,7 @@ fn prepare(hash_points: usize) -> (tempfile::TempDir, Traveller, Walk) {
     prepare_by(hash_points, Traveller::record)
 }
 
-/// As [`prepare`], with checkpoints in the recording.
+/// Does the same as [`prepare`], but the recording has checkpoints.
 fn prepare_with_checkpoints(hash_points: usize) -> (tempfile::TempDir, Traveller, Walk) {
     prepare_by(hash_points, |directory| Traveller::record_with_checkpoints(directory, CHECKPOINT_STEPS))
 }
@@ -145,8 +145,8 @@ fn steps_back_from_the_end_are_near_when_nothing_was_replayed_yet() {
     let heads: Vec<Instructions> = timeline.checkpoints().unwrap().heads().keys().copied().collect();
     let end = timeline.end();
     let distances: Vec<u64> = heads.iter().rev().map(|&at| end - at).collect();
-    // The recorder stops every `SLICE_STEPS` steps, and at the end stores the state of its last stop. The places of
-    // such states do not follow the distance of checkpoints.
+    // The recorder stops every `SLICE_STEPS` steps, and at the end stores the state of its last stop. So the last
+    // checkpoint may be at another distance from the checkpoint before it.
     assert!(distances[0] == 0 && distances[1] < SLICE_STEPS, "{heads:?}");
     assert!((SLICE_STEPS..2 * SLICE_STEPS).contains(&distances[2]), "{heads:?}");
     assert!(distances[3] > 2 * SLICE_STEPS, "{heads:?}");
@@ -201,8 +201,8 @@ fn check_runs(traveller: &Traveller, walk: &Walk) {
 
         timeline.seek(from, &mut on()).unwrap();
         let stop = timeline.run_forward(&mut on()).unwrap();
-        // A breakpoint at the current place has been reported already, so it does not count. At a write, a run stops
-        // after the write.
+        // A breakpoint at the current position has already been reported, so it is not the next hit. A run to a
+        // write stops after the write.
         let first = hits.partition_point(|&hit| if is_break { hit <= from } else { hit < from });
         let expected = hits.get(first).map(|&hit| if is_break { hit } else { hit + 1 });
         assert_eq!(timeline.position(), expected.unwrap_or(end), "forward from {from}: {stop:?}");
@@ -219,7 +219,8 @@ fn check_stop(stop: TravelStop, hit: bool, is_break: bool, otherwise: TravelStop
     assert_eq!(stop, expected);
 }
 
-/// String instructions take many steps inside a block, so a run could easily pass the end of its budget in the block.
+/// In this test, string instructions take many steps inside a block of code. A run could easily go beyond its last
+/// step inside such a block.
 #[test]
 fn a_run_stops_exactly_at_every_step_count() {
     let (_directory, traveller, walk) = prepare(1);
@@ -285,7 +286,8 @@ fn both_ends_of_history_are_ends() {
     assert_eq!((timeline.position(), timeline.machine().cpu().rip()), (Instructions(0), walk.rips[0]));
 }
 
-/// Tests searches far away from the position, with few or many checkpoints on the way, on one core or several.
+/// Tests searches whose hits are far away from the position, with few or many checkpoints on the way, on one core
+/// or on several cores.
 #[test]
 fn all_hits_are_found_whatever_the_number_of_cores() {
     let (_directory, traveller, walk) = prepare_with_checkpoints(1);
@@ -327,8 +329,8 @@ fn whoever_interrupts_stands_at_some_place_of_the_run() {
     let (_directory, traveller, walk) = prepare_with_checkpoints(1);
     let end = traveller.end.at.count;
     let mut random = Random::new(SEED);
-    // The number of polls of a search on several cores depends on the cores. So the test counts only the interruptions
-    // of searches on one core.
+    // In a search on several cores, the number of polls depends on the cores' speed. So the test counts only the
+    // interruptions of searches on one core.
     let mut interrupted = [0_u32; 4];
     for round in 0..60 {
         let threads = 1 + round % 3;
@@ -363,8 +365,8 @@ fn whoever_interrupts_stands_at_some_place_of_the_run() {
         assert_eq!(timeline.seek(next, &mut on()).unwrap(), TravelStop::Reached);
         assert_eq!(timeline.machine().cpu().rip(), walk.rip(next), "round {round}");
     }
-    // In the rounds with one worker, each kind of movement was interrupted at least twice. At least 15 of these 20
-    // rounds were interrupted.
+    // In the rounds with one worker, each kind of movement must have been interrupted at least twice. At least 15
+    // of these 20 rounds must have been interrupted.
     assert!(interrupted.iter().all(|&count| count >= 2), "{interrupted:?} of 5 each");
     assert!(interrupted.iter().sum::<u32>() >= 15, "{interrupted:?} of 5 each");
 }

@@ -1,5 +1,6 @@
-//! gdb without debug packages. The kernel's types are compared with pahole's output for the same type
-//! information. ttvm's own backtraces are compared with walks along the stack, at many places of a boot.
+//! Tests gdb without debug packages. The test compares the kernel's types with pahole's output for the same type
+//! information. At many positions of a boot, the test compares gdb's backtraces with ttvm's own walks along the
+//! stack.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,11 +15,12 @@ use tests::record::open;
 use tests::shared::record_boot;
 use tests::tools::output;
 
-/// The number of places where backtraces are compared, evenly from the beginning of user space to the end.
+/// The number of positions at which backtraces are compared. The positions are at equal distances from the
+/// beginning of user space to the end.
 const PLACES: u64 = 60;
 /// Number of structures that are compared.
 const STRUCTURES: usize = 1000;
-/// Prints the sizes of structures and the offsets of their members, as gdb knows them.
+/// A script for gdb that prints the sizes of structures and the offsets of their members.
 const IN_GDB: &str = "python
 for name in open('names').read().split():
     kind = gdb.lookup_type('struct ' + name)
@@ -39,7 +41,7 @@ fn goto(timeline: &mut Timeline, position: &str) -> Instructions {
     target
 }
 
-/// gdb's output, with the tt commands loaded.
+/// Runs gdb with the tt commands, and returns gdb's output.
 fn gdb_says(timeline: &mut Timeline, directory: &Path, commands: &[String]) -> String {
     batch::serve(timeline, directory, |socket| {
         let mut gdb = batch::gdb();
@@ -50,7 +52,8 @@ fn gdb_says(timeline: &mut Timeline, directory: &Path, commands: &[String]) -> S
     })
 }
 
-/// The addresses in a backtrace of gdb. A frame without an address is where an interrupt returns.
+/// Returns the addresses in a backtrace of gdb. A frame without an address is the frame to which an interrupt
+/// returns.
 fn addresses(backtrace: &str) -> Vec<u64> {
     let frames = backtrace.lines().filter(|line| line.starts_with('#'));
     let address = |line: &str| {
@@ -111,7 +114,7 @@ fn backtraces_of_gdb_are_those_of_the_kernels_tables() {
             expected.push(at);
             programs += 1;
         }
-        // gdb guesses beyond the end of the tables.
+        // If ttvm's walk ends because the unwind tables have no entry, gdb guesses further frames.
         if walk.end == End::Lost {
             lost += 1;
             continue;
@@ -206,8 +209,8 @@ fn types_of_gdb_are_those_that_pahole_reads() {
     assert!(compare(directory.path(), &file, &own) > 20);
 }
 
-/// Compares structures and the offsets of their members with the structures that gdb reads from a file. Returns the
-/// number of compared members.
+/// Compares the structures in `expected`, and the offsets of their members, with the structures that gdb reads from
+/// `file`. Returns the number of compared members.
 fn compare(directory: &Path, file: &[u8], expected: &[Structure]) -> usize {
     let write = |name: &str, bytes: &[u8]| {
         std::fs::write(directory.join(name), bytes).expect("the folder is ours");
@@ -248,7 +251,7 @@ struct Structure {
     members: Vec<(String, u64)>,
 }
 
-/// Structures with a unique name.
+/// Returns the structures in pahole's output that have a unique name.
 fn structures(text: &str) -> Vec<Structure> {
     let mut all: Vec<Structure> = Vec::new();
     let mut open: Option<Structure> = None;
@@ -271,8 +274,8 @@ fn structures(text: &str) -> Vec<Structure> {
     all
 }
 
-/// The name and the bit offset of a member, from a line such as `\tint flags:3;  /*  24: 5  4 */`. `None` for functions
-/// and for parts without a name.
+/// Returns the name and the bit offset of a member, from a line such as `\tint flags:3;  /*  24: 5  4 */`. `None`
+/// for functions and for parts without a name.
 fn member(line: &str) -> Option<(String, u64)> {
     let line = line.strip_prefix('\t').filter(|line| !line.starts_with(['\t', '/', '}']))?;
     let (declaration, comment) = line.split_once(';')?;

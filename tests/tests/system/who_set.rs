@@ -1,4 +1,5 @@
-//! Values of a real kernel are followed to the disk's sector and to the typed key from which they came.
+//! Tests `who-set` with a real kernel: values must be followed to the disk's sector or the typed key from which
+//! they came.
 
 use history::timeline::Timeline;
 use machine::Machine;
@@ -16,7 +17,7 @@ const SECTOR: usize = 100;
 /// The typed text.
 const TYPED: &str = "hellofromthekeyboard";
 
-/// The physical addresses at which RAM has these bytes.
+/// Returns the physical addresses at which RAM has these bytes.
 fn places(machine: &Machine<Instructions>, text: &[u8]) -> Vec<u64> {
     let mut ram = vec![0; (MEMORY_MIB << 20) as usize];
     let count = machine.read_physical(0, &mut ram);

@@ -1,5 +1,5 @@
-//! The benchmark workloads. The guest must print the same checksums as the same static binaries on the host.
-//! `TTVM_FULL=1` runs the workloads at their full scale.
+//! Tests the benchmark workloads. The guest must print the same checksums as the same static binaries print on the
+//! host. `TTVM_FULL=1` runs the workloads at their full scale.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -96,8 +96,8 @@ fn disk() {
     run_workload("disk", None);
 }
 
-/// The number of disk blocks that a machine holds in memory, and the number of its blocks that are stored in
-/// checkpoints.
+/// Returns the number of disk blocks that a machine holds in memory, and the number of its disk blocks that are
+/// stored in checkpoints.
 fn blocks_held_and_stored(machine: &mut Machine<Instructions>) -> (usize, usize) {
     let version = machine.disk_version();
     let count = |is: fn(&PageRef) -> bool| version.iter_not_base().filter(|(_, at)| is(at)).count();

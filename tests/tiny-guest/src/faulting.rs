@@ -1,5 +1,5 @@
-//! A guest that takes an exception and returns, and then announces a panic of a kernel. The frame of the exception
-//! stays on the stack, in a gap that the guest never writes.
+//! A guest that takes an exception and returns from its handler, and then announces a kernel panic. The exception's
+//! frame stays on the stack, in a gap that the guest never writes.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::{DENSE, STIRRED, STIRRED_BYTES, Script, end_the_run, image_of_64_bits
 
 /// The last line that the guest prints.
 pub const REPORT: &str = "Kernel panic - not syncing: at the end\r\n";
-/// The bytes that the guest leaves unwritten on its stack.
+/// The size in bytes of the gap on the stack that the guest leaves unwritten.
 const GAP_BYTES: i32 = 0x100;
 /// The addresses of the guest's interrupt table, and of LIDT's operand.
 const INTERRUPTS: i32 = STIRRED as i32;
@@ -22,7 +22,7 @@ const STACK: i32 = (STIRRED + STIRRED_BYTES) as i32;
 /// The cause of the panic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The guest announces the panic by itself.
+    /// The guest announces the panic without an exception.
     Own,
     /// An invalid instruction, whose handler announces the panic.
     InvalidInstruction,
@@ -44,7 +44,7 @@ fn program(address: u32, cause: Cause) -> Result<Vec<u8>, IcedError> {
     for (vector, handler) in [(3, returns), (6, panics)] {
         let gate = INTERRUPTS + 16 * vector;
         a.lea(rax, qword_ptr(handler))?;
-        // The handlers lie below 4 GiB, in the code segment 8: SDM vol. 3, 7.14.1.
+        // Write a gate. The handlers are below 4 GiB, in the code segment with selector 8 (SDM vol. 3, 7.14.1).
         a.mov(dword_ptr(gate), 8 << 16)?;
         a.mov(word_ptr(gate), ax)?;
         a.mov(dword_ptr(gate + 4), eax)?;

@@ -1,9 +1,10 @@
-//! A guest of a few instructions and its recordings, made in each test. The guest is for tests that need many
-//! recordings, or that know every instruction.
+//! A guest of a few instructions. Each test makes its own recordings of the guest. The guest is for tests that need
+//! many recordings, or that know every instruction.
 //!
-//! The guest stirs a megabyte of memory for a given number of rounds, mixes in and echoes typed text, and ends the run.
-//! Every register and byte of memory depends on all earlier steps. A timer ticks, but the guest never takes its
-//! interrupt.
+//! The guest *stirs* a megabyte of memory: in each round, it changes a pseudo-randomly chosen word. Typed text
+//! influences these changes, and the guest echoes the text. After a given number of rounds, the guest ends the run.
+//! Every register and byte of memory depends on all earlier steps. A timer ticks, but the guest never takes the
+//! timer's interrupt.
 
 #![forbid(unsafe_code)]
 
@@ -37,17 +38,17 @@ const LOAD: u32 = 0x10_0000;
 pub const STIRRED: u64 = 0x20_0000;
 /// The size of that memory.
 pub const STIRRED_BYTES: u64 = 1 << 20;
-/// The power-on event of every guest here.
+/// The power-on event of every guest in this package.
 pub const POWER_ON: PowerOn = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
 /// The approximate number of steps in a round.
 pub const ROUND_STEPS: u64 = 10;
 /// The PIT's counts between two ticks of the guest's timer: some 50,000 steps.
 const TICK_PIT_COUNTS: i32 = 60;
 
-/// Bytes of a Multiboot header with addresses.
+/// The size of a Multiboot header with addresses, in bytes.
 const HEADER_BYTES: u32 = 32;
 
-/// A Multiboot kernel with this code.
+/// Returns a Multiboot kernel with this code.
 fn image(code: &[u8]) -> Vec<u8> {
     let (magic, flags) = (0x1bad_b002_u32, 1_u32 << 16);
     let end = LOAD + HEADER_BYTES + code.len() as u32;
@@ -70,7 +71,7 @@ fn code(rounds: u32, address: u32) -> Vec<u8> {
     let assemble = || -> Result<Vec<u8>, IcedError> {
         let mut a = CodeAssembler::new(32)?;
         let (mut top, mut quiet) = (a.create_label(), a.create_label());
-        // Let the serial port report received bytes.
+        // Enable the serial port's interrupt for received bytes.
         a.mov(edx, 0x3f9)?;
         a.mov(eax, 1)?;
         a.out(dx, al)?;
@@ -127,7 +128,7 @@ pub fn write_kernel(directory: &Path, rounds: u32) -> PathBuf {
     path
 }
 
-/// Events, each with the count at which it happens, in the unit of the machine's positions.
+/// Events for a machine. Each event has the position at which it happens, as a number of instructions or exits.
 pub struct Script(pub Vec<(u64, Event)>);
 
 impl<C: Count> Inputs<C> for Script {
@@ -145,12 +146,13 @@ impl<C: Count> Inputs<C> for Script {
     }
 }
 
-/// Text typed at step counts.
+/// Returns events that type texts at step counts.
 pub fn typed(keys: &[(u64, &str)]) -> Vec<(u64, Event)> {
     keys.iter().map(|(steps, text)| (*steps, Event::ConsoleInput(text.as_bytes().to_vec()))).collect()
 }
 
-/// Text typed from a step count on, one byte at a time, because the guest's serial port holds one byte.
+/// Returns events that type a text from a step count on. Each event types one byte, because the guest's serial port
+/// holds one byte.
 pub fn typed_bytes(from: u64, text: &str) -> Vec<(u64, Event)> {
     let places = (0_u64..).map(|number| from + number * 6_000);
     places.zip(text.bytes()).map(|(steps, byte)| (steps, Event::ConsoleInput(vec![byte]))).collect()
@@ -170,8 +172,8 @@ pub fn record(
     record_with(directory, name, rounds, Script(script), None)
 }
 
-/// Records the guest with checkpoints. The recorder takes four, the last three near the end. One more
-/// checkpoint is at each of `more` step counts.
+/// Records the guest with checkpoints. The recorder takes four checkpoints, the last three near the end. The
+/// function adds a checkpoint at each of the step counts `more`.
 pub fn record_with_checkpoints(
     directory: &Path,
     name: &str,
@@ -184,7 +186,7 @@ pub fn record_with_checkpoints(
     (recording, end)
 }
 
-/// Options with which the recorder takes checkpoints of a short run.
+/// Returns options with which the recorder takes checkpoints even of a short run.
 pub fn dense_checkpoints() -> CheckpointOptions {
     CheckpointOptions {
         interval_ns: 10_000,
@@ -202,7 +204,8 @@ pub fn add_checkpoints(recording: &Recording<Instructions>, places: &[u64]) {
     for &number in places {
         let mut timeline = Timeline::open_with(recording, 1).unwrap();
         timeline.seek(Instructions(number), &mut || false).unwrap();
-        // Another test may just be starting a process, which holds the store's lock for a moment.
+        // Try again: another test may be starting a process at this moment, which holds the store's lock until the
+        // process executes its program.
         while let Err(error) = timeline.add_checkpoint() {
             assert!(error.to_string().contains("another process"), "{error}");
             std::thread::yield_now();
@@ -210,8 +213,8 @@ pub fn add_checkpoints(recording: &Recording<Instructions>, places: &[u64]) {
     }
 }
 
-/// Replays a recording to its end, and compares everything. Returns the output from a place on, the machine, and how
-/// the replay ended.
+/// Replays a recording to its end, and compares everything. Returns the console output after the position `from`,
+/// the machine, and how the replay ended.
 pub fn replayed_from(
     recording: &Recording<Instructions>,
     from: Instructions,
@@ -241,14 +244,16 @@ pub fn record_with(
     record_kernel(directory, name, write_kernel(directory, rounds), DENSE, inputs, checkpoints)
 }
 
-/// Records a guest that sleeps at once. All interrupts are masked, but the guest could be woken. The script's
-/// events come in at these times, in nanoseconds, and do not wake the guest.
+/// Records a guest that executes HLT at once. All interrupts are masked at the interrupt controllers, but the CPU
+/// accepts interrupts. The events of the script arrive at the given guest times in nanoseconds, and do not wake the
+/// guest.
 pub fn record_asleep(
     directory: &Path,
     name: &str,
     script: Vec<(u64, Event)>,
 ) -> (Recording<Instructions>, EndRecord<Instructions>) {
-    // Masks both interrupt controllers; sti, hlt, and back to hlt.
+    // The code masks all interrupts at both interrupt controllers, and executes STI and HLT. If the CPU wakes, the
+    // code jumps back to HLT.
     let code = [0xb0, 0xff, 0xe6, 0x21, 0xe6, 0xa1, 0xfb, 0xf4, 0xeb, 0xfd];
     let kernel = directory.join("asleep");
     std::fs::write(&kernel, image(&code)).unwrap();
@@ -275,7 +280,7 @@ fn code_of_calls(calls: u32) -> Vec<u8> {
         let (mut begin, mut top) = (a.create_label(), a.create_label());
         a.mov(esp, (STIRRED + STIRRED_BYTES) as i32)?;
         a.call(begin)?;
-        // The entry of a call, behind the instruction that pushed this address.
+        // The entry for system calls. The instruction before it has pushed the entry's address.
         a.add(al, i32::from(b'0'))?;
         a.mov(edx, 0x3f8)?;
         a.out(dx, al)?;
@@ -292,7 +297,7 @@ fn code_of_calls(calls: u32) -> Vec<u8> {
         a.set_label(&mut begin)?;
         a.pop(ebx)?;
         a.xor(edx, edx)?;
-        // SYSENTER's code segment (any selector but 0), stack pointer and instruction pointer.
+        // Write the MSRs of SYSENTER: code segment (any selector but 0), stack pointer and instruction pointer.
         for (register, value) in [(0x174, eax), (0x175, esp), (0x176, ebx)] {
             a.mov(ecx, register)?;
             a.mov(eax, 8)?;
@@ -318,8 +323,8 @@ const LONG_ROUND_LOOPS: u32 = 500_000;
 /// Number of steps in a round of this guest.
 pub const LONG_ROUND_STEPS: u64 = 2 * LONG_ROUND_LOOPS as u64 + 4;
 
-/// Records a guest that makes many steps in little time. At the end of each round it writes the number of rounds that
-/// are left to the first byte of [`STIRRED`].
+/// Records a guest that makes many steps in little time. At the end of each round, the guest writes the number of
+/// remaining rounds to the first byte of [`STIRRED`].
 pub fn record_long(directory: &Path, name: &str, rounds: u32) -> Recording<Instructions> {
     let program = |address: u32| -> Result<Vec<u8>, IcedError> {
         let mut a = CodeAssembler::new(64)?;
@@ -343,11 +348,12 @@ pub fn record_long(directory: &Path, name: &str, rounds: u32) -> Recording<Instr
     record_kernel(directory, name, kernel, intervals, Script(Vec::new()), None).0
 }
 
-/// A kernel that switches to long mode and executes a program, which is assembled for an address.
+/// Returns a kernel that switches to long mode and executes a program. `program` assembles the program for the
+/// address that it gets.
 fn image_of_64_bits(program: impl Fn(u32) -> Result<Vec<u8>, IcedError>) -> Vec<u8> {
     let mut code = to_64_bits().expect("the program is a constant that can be assembled");
     let address = LOAD + HEADER_BYTES + code.len() as u32 + 7;
-    // JMP to the first code segment.
+    // Write a JMP to the first code segment.
     code.push(0xea);
     code.extend(address.to_le_bytes());
     code.extend([8, 0]);
@@ -355,8 +361,8 @@ fn image_of_64_bits(program: impl Fn(u32) -> Result<Vec<u8>, IcedError>) -> Vec<
     image(&code)
 }
 
-/// Maps the first 4 MiB one to one and switches to long mode, in which the CPU is fastest. A jump to the code segment 8
-/// must follow.
+/// Returns code that maps the first 4 MiB of memory to equal addresses and switches to long mode, in which the
+/// software CPU is fastest. A jump to the code segment with selector 8 must follow this code.
 fn to_64_bits() -> Result<Vec<u8>, IcedError> {
     let tables = (STIRRED + STIRRED_BYTES) as i32;
     let (directories, pages, segments, register) =
@@ -409,7 +415,7 @@ impl Inputs<Instructions> for ByTime {
     }
 }
 
-/// A machine for one of these kernels.
+/// Returns the options of a machine that runs one of these kernels.
 pub fn options(kernel: PathBuf) -> MachineOptions {
     MachineOptions { kernel, memory_bytes: 4 << 20, debug_exit: Some(0x501), ..MachineOptions::default() }
 }
@@ -444,7 +450,7 @@ pub fn change_log<C: Count>(recording: &mut Recording<C>, change: impl FnOnce(&m
     recording.log = Arc::new(Log::of_records(&records).unwrap());
 }
 
-/// The event with a number.
+/// Returns the event with number `number`.
 pub fn event_of<C>(records: &mut [LogRecord<C>], number: usize) -> &mut EventRecord<C> {
     let events = records.iter_mut().filter_map(|record| match record {
         LogRecord::Event(event) => Some(event),
@@ -464,7 +470,7 @@ impl Numbers {
     }
 }
 
-/// One random change of a file's bytes.
+/// Returns a file's bytes with one random change.
 pub fn change(bytes: &[u8], numbers: &mut Numbers) -> Vec<u8> {
     let mut changed = bytes.to_vec();
     let length = bytes.len() as u64;

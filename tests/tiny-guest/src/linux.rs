@@ -1,13 +1,15 @@
-//! A guest that looks like Linux: it has the tables and structures by which `guest-symbols` finds a kernel, and makes
-//! system calls. The tests of views use this guest, because a real kernel takes seconds to boot.
+//! A guest that imitates Linux. The guest has the tables and structures with which `guest-symbols` recognizes a
+//! kernel, and makes system calls. The tests of the package `views` use this guest, because a real kernel takes
+//! seconds to boot.
 //!
 //! The kernel has three processes: 0 (`swapper`), the kernel thread 2 (`worker`), and 5 (`alpha`) with the thread 6
-//! (`beta`). The program of 5 makes system calls, `write` and `read` in turn. In each call the kernel meets a
-//! breakpoint exception and a page fault, switches to 6 and back, and prints a line. All code runs in ring 0, but the
-//! saved state of a system call says that a program made the call.
+//! (`beta`). The program of process 5 makes the system calls `write` and `read` in turn. In each call the kernel
+//! raises a breakpoint exception and a page fault, switches to thread 6 and back, and prints a line. All code runs
+//! in ring 0, but the saved state of a system call says that a program made the call.
 //!
-//! In a machine with several processors, the kernel starts the processor 1, which runs 2 (`worker`) and counts. In each
-//! system call the kernel executes PAUSE, which gives a turn to the processor 1. The other processors never start.
+//! In a machine with several processors, the kernel starts processor 1, which runs the kernel thread 2 (`worker`)
+//! and increments a counter. In each system call the kernel executes PAUSE, which lets processor 1 run. The other
+//! processors never start.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -36,19 +38,19 @@ pub const WRITTEN: &[u8] = b"hello";
 pub const UNMAPPED: u64 = 0x7fff_0000;
 /// The root of the page tables.
 pub const ROOT: u64 = 0x11_0000;
-/// The address of a word that each system call counts.
+/// The address of a word that each system call increments.
 pub const CALLS: u64 = IMAGE + 0x15_1000;
 
-/// The address of a word that the processor 1 counts, in most of its instructions.
+/// The address of a word that processor 1 increments, in most of its instructions.
 pub const COUNTED: u64 = IMAGE + 0x15_1008;
 
 /// The local APIC's interrupt command register (SDM vol. 3, 11.6.1), and the messages INIT and start-up.
 const COMMAND: i32 = 0xfee0_0300_u32 as i32;
 const INIT: i32 = 0x4500;
 const START_UP: i32 = 0x4600;
-/// Where the processor 1 starts, in real mode.
+/// The address at which processor 1 starts, in real mode.
 const START: u64 = 0x8000;
-/// The number of instructions in the loop of the processor 1 that increment the word.
+/// The number of instructions in the loop of processor 1 that increment the word at [`COUNTED`].
 const COUNTING: usize = 15;
 
 /// Physical addresses of the kernel's parts.
@@ -68,12 +70,12 @@ const NOTE: u64 = 0x14_9000;
 const TRAMPOLINE: u64 = 0x14_a000;
 const TRAMPOLINE_BYTES: u64 = 0x106;
 const END: u64 = 0x15_2000;
-/// The stack that the kernel runs on.
+/// The address of the kernel's stack.
 const STACK: u64 = 0x18_0000;
 
 /// The number of functions that only make the list of symbols longer.
 const FILLERS: u64 = 100;
-/// The processes and threads, with the process of each.
+/// The processes and threads: the number of each thread, the number of its process, and its name.
 const THREADS: [(u64, u64, &str); 4] = [(0, 0, "swapper"), (2, 2, "worker"), (5, 5, "alpha"), (6, 5, "beta")];
 
 /// The address of a thread's structure.
@@ -89,7 +91,8 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// A kernel whose program makes this many system calls, for a machine with one or with several processors.
+    /// Creates a kernel whose program makes `calls` system calls. `several` says whether the machine has several
+    /// processors.
     pub fn new(calls: u32, several: bool) -> Kernel {
         let bytes = vec![0; (END - u64::from(LOAD)) as usize];
         let mut kernel = Kernel { bytes, symbols: BTreeMap::new() };
@@ -128,7 +131,7 @@ impl Kernel {
         self.symbols.insert(name.to_string(), (address, class));
     }
 
-    /// Page tables, segments and interrupt vectors.
+    /// Writes page tables, segment descriptors and interrupt vectors.
     fn write_tables(&mut self) {
         let table = |number: u64| ROOT + number * 0x1000;
         for (entry, value) in [
@@ -181,7 +184,7 @@ impl Kernel {
         self.symbol("_end", 'B', IMAGE + END);
     }
 
-    /// The kernel's type information.
+    /// Writes the kernel's type information.
     fn write_types(&mut self) {
         let mut types = Types::default();
         types.record("int", 1 << 24, 4, &[0]);
@@ -231,14 +234,14 @@ impl Kernel {
         }
         for (from, to) in [(0, 2), (2, 5), (5, 0)] {
             self.put_u64(physical(task(from)) + 0x20, task(to) + 0x20);
-            // The list of threads has the process itself.
+            // The process itself is also in the list of its threads.
             let head = DIRECT_MAP + physical(task(from)) + 0x810;
             self.put_u64(physical(head), task(from) + 0x48);
             self.put_u64(physical(task(from)) + 0x48, head);
         }
         self.put_u64(physical(task(5)) + 0x48, task(6) + 0x48);
         self.put_u64(physical(task(6)) + 0x48, DIRECT_MAP + physical(task(5)) + 0x810);
-        // 2 and 6 have called the scheduler, from a function and straight from an entry.
+        // Threads 2 and 6 sleep: `pipe_read` has called `schedule`, which has switched to another thread.
         let schedule = self.address_of("schedule") + 5;
         for id in [2, 6] {
             let stack = physical(task(id)) + 0xa00;
@@ -274,7 +277,8 @@ impl Kernel {
         self.symbol("counted", 'B', COUNTED);
     }
 
-    /// A row for each function: the bytes on the stack above the return address.
+    /// Writes unwind tables with a row for each function. The row has the number of bytes between the stack pointer
+    /// and the return address.
     fn write_unwind_tables(&mut self) {
         let call = |bytes: u16| [bytes, 0, 5 | 2 << 8];
         let (registers, nothing) = ([0, 0, 5 | 3 << 8], [0, 0, 1 << 8]);
@@ -304,7 +308,7 @@ impl Kernel {
         self.symbol("__start_orc_unwind", 'R', IMAGE + UNWIND_ENTRIES);
     }
 
-    /// The tables of symbols, in the form of Linux 6.15.
+    /// Writes the tables of symbols, in the form of Linux 6.15.
     fn write_symbols(&mut self) {
         // Leave out labels that only the tables in this file need.
         self.symbols
@@ -365,7 +369,7 @@ impl Types {
         self.count
     }
 
-    /// A structure with fields (name, type, offset in bytes).
+    /// Adds a structure with fields (name, type, offset in bytes), and returns the structure's number.
     fn structure(&mut self, name: &str, size: u32, fields: &[(&str, u32, u32)]) -> u32 {
         let rest: Vec<u32> =
             fields.iter().flat_map(|&(name, kind, offset)| [self.string(name), kind, offset * 8]).collect();
@@ -379,7 +383,8 @@ impl Types {
     }
 }
 
-/// Starts the processor 1 if there are several, switches to long mode and jumps to the kernel.
+/// Returns code that starts processor 1 if there are several processors, switches to long mode and jumps to the
+/// kernel.
 fn begin(several: bool) -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(32)?;
     if several {
@@ -395,7 +400,7 @@ fn begin(several: bool) -> Result<Vec<u8>, IcedError> {
     a.lgdt(dword_ptr(SEGMENT_REGISTER as i32))?;
     let mut code = a.assemble((LOAD + HEADER_BYTES).into())?;
     let address = LOAD + HEADER_BYTES + code.len() as u32 + 7;
-    // JMP to the first code segment.
+    // Write a JMP to the first code segment.
     code.push(0xea);
     code.extend(address.to_le_bytes());
     code.extend([8, 0]);
@@ -406,7 +411,8 @@ fn begin(several: bool) -> Result<Vec<u8>, IcedError> {
     Ok(code)
 }
 
-/// Switches on PAE, the page tables, EFER.LME and SYSCALL, and at last paging and protected mode.
+/// Writes code that sets up PAE, the page tables, EFER.LME and SYSCALL, and finally switches on paging and
+/// protected mode.
 fn enter_long_mode(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(eax, cr4)?;
     a.or(eax, 0x20)?;
@@ -432,7 +438,7 @@ fn trampoline(others: u64) -> Result<Vec<u8>, IcedError> {
     enter_long_mode(&mut a)?;
     let mut code = a.assemble(0)?;
     let address = START as u32 + code.len() as u32 + 8;
-    // JMP with a 32-bit address to the first code segment.
+    // Write a JMP with a 32-bit address to the first code segment.
     code.extend([0x66, 0xea]);
     code.extend(address.to_le_bytes());
     code.extend([8, 0]);
@@ -476,7 +482,7 @@ fn code(calls: u32, several: bool) -> Result<(Vec<u8>, Vec<Label>), IcedError> {
     a.mov(rsp, IMAGE + STACK)?;
     a.mov(rax, IMAGE + INTERRUPT_REGISTER)?;
     a.lidt(qword_ptr(rax))?;
-    // STAR, LSTAR, and SFMASK.
+    // Write the MSRs STAR, LSTAR and SFMASK.
     a.lea(rbx, qword_ptr(*entry))?;
     for (register, is_entry) in [(0xc000_0081_u32, false), (0xc000_0082, true), (0xc000_0084, false)] {
         a.mov(ecx, register)?;
@@ -518,7 +524,8 @@ fn code(calls: u32, several: bool) -> Result<(Vec<u8>, Vec<Label>), IcedError> {
     for register in [rax, rdi, rsi, rdx, rcx, rax, r8, r9, r10, r11, rbx, rbp, r12, r13, r14, r15] {
         a.push(register)?;
     }
-    // Another call, which is not the one to look for.
+    // Call another function first. The code that looks for the call of the system call handler must not take this
+    // call.
     a.call(*decoy)?;
     a.set_label(before_call)?;
     a.mov(rdi, rsp)?;
@@ -526,7 +533,7 @@ fn code(calls: u32, several: bool) -> Result<(Vec<u8>, Vec<Label>), IcedError> {
     for register in [r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi] {
         a.pop(register)?;
     }
-    // The call's number, RIP, CS and RFLAGS.
+    // Remove the system call's number, RIP, CS and RFLAGS from the stack.
     a.add(rsp, 32)?;
     a.pop(rsp)?;
     a.jmp(rcx)?;
@@ -576,7 +583,7 @@ fn code(calls: u32, several: bool) -> Result<(Vec<u8>, Vec<Label>), IcedError> {
     a.set_label(int3)?;
     a.jmp(*iret)?;
     a.set_label(page_fault)?;
-    // Skips the instruction and the error code.
+    // Skip the faulting instruction, and remove the error code from the stack.
     a.add(rsp, 8)?;
     a.add(qword_ptr(rsp), 3)?;
     a.set_label(iret)?;

@@ -1,6 +1,6 @@
 //! A guest that runs a test's own instructions in 64-bit mode.
 //!
-//! The guest has one gigabyte of virtual memory at address 0, and the same physical memory once more at [`ALIAS`].
+//! One gigabyte of physical memory is mapped at virtual address 0, and once more at [`ALIAS`].
 
 use std::path::Path;
 
@@ -17,21 +17,21 @@ use crate::{
 
 /// The virtual address at which all physical memory is mapped a second time.
 pub const ALIAS: u64 = 1 << 30;
-/// The first byte above the stack.
+/// The address of the first byte above the stack.
 pub const STACK: u64 = STIRRED + STIRRED_BYTES;
 /// Page tables, and the table of segments.
 const TABLES: i32 = 0x30_0000;
 const SEGMENTS: i32 = TABLES + 0x3000;
 /// The size of the code that switches to 64-bit mode. The test's code follows.
 const SWITCH_BYTES: usize = 0x100;
-/// Where the test's code lies.
+/// The address of the test's code.
 const CODE: u64 = LOAD as u64 + HEADER_BYTES as u64 + SWITCH_BYTES as u64;
 
-/// Code that switches to 64-bit mode and jumps to [`CODE`] (SDM vol. 3, 10.8.5).
+/// Returns code that switches to 64-bit mode and jumps to [`CODE`] (SDM vol. 3, 10.8.5).
 fn switch() -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(32)?;
     let (mut top, pages, pointers) = (a.create_label(), TABLES + 0x2000, TABLES + 0x1000);
-    // 512 pages of two megabytes: present, writable, large.
+    // Map 512 pages of two megabytes: present, writable, large.
     a.mov(edi, pages)?;
     a.mov(eax, 0x83)?;
     a.set_label(&mut top)?;
@@ -66,14 +66,15 @@ fn switch() -> Result<Vec<u8>, IcedError> {
     a.push(CODE as i32)?;
     a.retf()?;
     let mut code = a.assemble((LOAD + HEADER_BYTES).into())?;
-    // The stack that the two pushes need.
+    // First set the stack pointer, because two later instructions push to the stack.
     code.splice(0..0, [0xbc_u8].into_iter().chain((STACK as u32).to_le_bytes()));
     code.resize(SWITCH_BYTES, 0x90);
     Ok(code)
 }
 
-/// Records instructions in 64-bit mode, and ends the run behind them. The stack pointer is [`STACK`] at first. Returns
-/// the recording, its last record, and the address of each instruction and of the first byte behind them.
+/// Records a run of the given instructions in 64-bit mode, and ends the run after them. At the beginning, the stack
+/// pointer is [`STACK`]. Returns the recording, its last record, and the address of each instruction. The last
+/// address is the address after the last instruction.
 pub fn record(
     directory: &Path,
     name: &str,

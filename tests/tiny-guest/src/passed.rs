@@ -1,5 +1,5 @@
-//! The tiny guest with passed-through devices: a PCI function and ports. Pseudo-random numbers control the devices, and
-//! their actions reach every register and much of memory.
+//! The tiny guest with passed-through devices: a PCI function and ports. Pseudo-random numbers control the devices.
+//! The devices' actions influence every register and much of memory.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -31,7 +31,7 @@ const INVALIDATE_ALL: i32 = 0x9000_0000_u32 as i32;
 /// Memory that the function writes, and the guest reads.
 pub const BUFFER: u64 = 0x30_0000;
 
-/// A function unlike any real one, with every feature.
+/// Describes a PCI function that has every feature, unlike any real function.
 pub fn description() -> PciDescriptionV1 {
     PciDescriptionV1 {
         vendor: 0x1234,
@@ -62,7 +62,7 @@ fn code(rounds: u32) -> Vec<u8> {
         a.in_(al, dx)?;
         a.movzx(eax, al)?;
         a.add(ebx, eax)?;
-        // Touch these ports only every other round, so their interrupt line stays up for a while.
+        // Access these ports only in every second round, so that their interrupt line stays asserted for some time.
         let mut other = a.create_label();
         a.test(esi, 1)?;
         a.jz(other)?;
@@ -73,7 +73,7 @@ fn code(rounds: u32) -> Vec<u8> {
         a.set_label(&mut other)?;
         a.add(ebx, dword_ptr(BAR))?;
         a.mov(dword_ptr(BAR + 4), ebx)?;
-        // A read and a write in one instruction.
+        // This instruction reads and writes device memory.
         a.add(dword_ptr(BAR + 8), ebx)?;
         a.mov(dword_ptr(INVALIDATE), INVALIDATE_ALL)?;
         a.mov(eax, ebx)?;
@@ -95,12 +95,12 @@ fn code(rounds: u32) -> Vec<u8> {
     assemble().expect("the program is a constant that can be assembled")
 }
 
-/// Devices under the control of pseudo-random numbers.
+/// Devices that pseudo-random numbers control.
 pub struct Devices {
     numbers: Cell<u64>,
     /// Number of the guest's writes that reached the devices.
     pub told: u64,
-    /// Number of answers that the devices gave.
+    /// The number of answers that the devices have returned to the guest's reads.
     pub answered: u64,
     came: bool,
 }
@@ -198,7 +198,7 @@ fn record_by<U: Unit>(
     recording.run(Devices::new(seed)).unwrap()
 }
 
-/// Records the guest, which accesses its devices in each of so many rounds.
+/// Records the guest, which accesses its devices in each of `rounds` rounds.
 pub fn record(
     path: &Path,
     rounds: u32,
@@ -210,7 +210,7 @@ pub fn record(
     (super::open(path), end)
 }
 
-/// As [`record`], counted in exits.
+/// Does the same as [`record`], but the recording counts exits.
 pub fn record_exits(path: &Path, rounds: u32, seed: u64) -> (Recording<Exits>, EndRecord<Exits>) {
     let intervals = Intervals { registers: 20, registers_ns: 1 << 40, devices: 50, ram: 100 };
     let end = record_by(path, rounds, seed, intervals, None);

@@ -1,8 +1,9 @@
-//! A guest of several processors, which race for one word of memory.
+//! A guest with several processors, which all change one word of memory, in a race.
 //!
-//! The first processor starts the others with INIT and a start-up message. Then the first processor stirs memory,
-//! echoes typed text, and sends an NMI to the others now and then. The others run in real mode: they change the same
-//! word, yield, and sleep until the next NMI. The word depends on every turn before.
+//! The first processor starts the others with INIT and a start-up message. Then the first processor stirs memory
+//! (writes pseudo-random words), echoes typed text, and sometimes sends an NMI to the other processors. The other
+//! processors run in real mode: they change the same word, execute PAUSE, and sleep until the next NMI. The word's
+//! value depends on the order of all earlier turns.
 
 use std::path::{Path, PathBuf};
 
@@ -18,22 +19,22 @@ use recording::{Recordable, Recording};
 
 use crate::{HEADER_BYTES, LOAD, POWER_ON, STIRRED, end_the_run, image, open, options};
 
-/// The memory that the first processor stirs is small, so that recordings are small.
+/// The size of the memory that the first processor stirs. The size is small, so that recordings are small.
 const STIRRED_BYTES: i32 = 0x1000;
-/// The word for which all processors race.
+/// The address of the word that all processors change.
 pub const SHARED: u64 = 0x5000;
-/// Counts the processors that were started.
+/// The address of the number of processors that were started.
 const STARTED: u64 = 0x5004;
-/// Counts the NMIs that the others have taken.
+/// The address of the number of NMIs that the other processors have taken.
 pub const NMIS: u64 = 0x5008;
-/// The first stack of the others.
+/// The address of the first stack of the other processors.
 const STACKS: i32 = 0x6100;
-/// The address and the page number of the code of the others.
+/// The address and the page number of the code of the other processors.
 const OTHERS: u64 = 0x8000;
 const OTHERS_PAGE: i32 = 8;
-/// Where the handler of NMIs lies in the code of the others.
+/// The offset of the NMI handler in the code of the other processors.
 const HANDLER: usize = 0x80;
-/// The local APIC's interrupt command register, and messages to all processors but the sender.
+/// The address of the local APIC's interrupt command register, and messages to all processors except the sender.
 const COMMAND: u64 = 0xfee0_0300;
 const INIT: i32 = 0xc4500;
 const START: i32 = 0xc4600;
@@ -85,7 +86,7 @@ fn first(rounds: u32, others: &[u8]) -> Result<Vec<u8>, IcedError> {
         let word = i32::from_le_bytes([word[0], word[1], word[2], word[3]]);
         a.mov(dword_ptr(OTHERS + 4 * number as u64), word)?;
     }
-    // The vector of NMIs in real mode.
+    // Write the real-mode interrupt vector for NMIs.
     a.mov(dword_ptr(4 * 2), OTHERS_PAGE << 24 | HANDLER as i32)?;
     a.mov(dword_ptr(COMMAND), INIT)?;
     a.mov(dword_ptr(COMMAND), START | OTHERS_PAGE)?;
@@ -130,7 +131,7 @@ pub fn write_kernel(directory: &Path, rounds: u32) -> PathBuf {
     path
 }
 
-/// The options of a machine with these processors.
+/// Returns the options of a machine with these processors.
 pub fn machine(directory: &Path, rounds: u32, processors: Processors) -> MachineOptions {
     MachineOptions { processors, ..options(write_kernel(directory, rounds)) }
 }

@@ -19,13 +19,13 @@ use super::{Numbers, POWER_ON, Script, typed, write_kernel};
 const ROUNDS: u32 = 20_000;
 const KEYS: [(u64, &str); 2] = [(5, "a"), (20, "bc")];
 
-/// A clock and a keyboard under the control of pseudo-random numbers.
+/// A clock and a keyboard that pseudo-random numbers control.
 struct Host {
     numbers: Cell<u64>,
-    /// The time in nanoseconds that passes at once is less than this number.
+    /// The upper limit of the time in nanoseconds that passes at once.
     most_ns: u64,
     told: bool,
-    /// Other input, by exit counts.
+    /// Input of other kinds, each with its exit count.
     script: Script,
 }
 
@@ -65,12 +65,13 @@ impl Inputs<Exits> for Host {
     }
 }
 
-/// Records the tiny guest, and stops it at places that `seed` chooses. Returns the recording, and its last record.
+/// Records the tiny guest, and stops it at positions that depend on `seed`. Returns the recording, and its last
+/// record.
 pub fn record(directory: &Path, seed: u64) -> (Recording<Exits>, EndRecord<Exits>) {
     record_with(directory, seed, ROUNDS, 200_000, typed(&KEYS), None)
 }
 
-/// As [`record`], with other input than keys, at exit counts.
+/// Does the same as [`record`], but with other input than keys. Each input has an exit count.
 pub fn record_script(
     directory: &Path,
     seed: u64,
@@ -79,12 +80,13 @@ pub fn record_script(
     record_with(directory, seed, ROUNDS, 200_000, script, None)
 }
 
-/// As [`record`], for a number of rounds, with some exits in each thousand.
+/// Does the same as [`record`], but the guest runs for `rounds` rounds. In a thousand rounds, the guest makes some
+/// exits.
 pub fn record_rounds(directory: &Path, seed: u64, rounds: u32) -> (Recording<Exits>, EndRecord<Exits>) {
     record_with(directory, seed, rounds, 200_000, Vec::new(), None)
 }
 
-/// As [`record`], with more time between exits, and with checkpoints.
+/// Does the same as [`record`], but with more time between exits, and with checkpoints.
 pub fn record_with_checkpoints(directory: &Path, seed: u64) -> (Recording<Exits>, EndRecord<Exits>) {
     let options = CheckpointOptions { interval_ns: 40_000_000, ..CheckpointOptions::default() };
     record_with(directory, seed, ROUNDS, 20_000_000, typed(&KEYS), Some(options))
@@ -114,10 +116,10 @@ fn record_with(
     (open(&path), end)
 }
 
-/// Records a guest that makes three exits and then spins without exits. From then on only stops count. The run ends at
-/// exit `end`.
+/// Records a guest that makes three exits and then loops without exits. After that, only the stops increase the
+/// exit count. The run ends at exit `end`.
 pub fn record_spinning(directory: &Path, end: u64) -> Recording<Exits> {
-    // out 0x80, al, three times; then inc eax, sixty times, and a jump back to the first INC.
+    // The code executes OUT 0x80, AL three times, then INC EAX sixty times, and then jumps back to the first INC.
     let code = [&[0xe6, 0x80, 0xe6, 0x80, 0xe6, 0x80][..], &[0x40; 60], &[0xeb, 0xc2]].concat();
     let kernel = directory.join("spinning");
     std::fs::write(&kernel, super::image(&code)).unwrap();

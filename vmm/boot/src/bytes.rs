@@ -31,7 +31,7 @@ pub(super) fn u64_at(bytes: &[u8], at: u64) -> Option<u64> {
     array_at(bytes, at).map(u64::from_le_bytes)
 }
 
-/// Whether the bytes `magic` stand at offset `at`.
+/// Whether the bytes at offset `at` equal `magic`.
 pub(super) fn has_at(bytes: &[u8], at: u64, magic: &[u8]) -> bool {
     slice_at(bytes, at, magic.len() as u64) == Some(magic)
 }

@@ -21,7 +21,8 @@ use super::error::BootError;
 use super::images::Image;
 use super::loader::Loader;
 
-/// Every file is read in this byte order. A file in the other byte order is refused, with the name of its machine.
+/// Every file is read in this byte order. A file in the other byte order is refused, and the error names the file's
+/// machine.
 const LITTLE: Endianness = Endianness::Little;
 const NOTE_ALIGNMENT: u64 = 4;
 const NOTE_XEN_GUEST_OS: NoteType = NoteType(6);

@@ -41,8 +41,8 @@ pub struct SegmentState {
     pub base: u64,
     /// Limit in bytes, granularity already applied.
     pub limit: u32,
-    /// Bytes 5 and 6 of the descriptor without the limit. Type is bits 0-3, S 4, DPL 5-6, P 7, AVL 12, L 13, D/B 14, G
-    /// 15.
+    /// Bytes 5 and 6 of the descriptor without the limit. The bit numbers are: type 0-3, S 4, DPL 5-6, P 7, AVL 12,
+    /// L 13, D/B 14, G 15.
     pub attributes: u16,
 }
 

@@ -71,7 +71,7 @@ fn range(range: Range<u64>, kind: RangeKind) -> MemoryRange {
 pub(super) enum ClaimError {
     /// The range lies beyond the end of RAM, but a machine with more RAM would have it.
     BeyondRam,
-    /// No machine has free RAM there.
+    /// No machine has free RAM in this range.
     NeverRam,
     /// Another part of the loader has claimed the range before.
     Taken,

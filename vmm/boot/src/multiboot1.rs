@@ -110,12 +110,12 @@ pub(super) struct LoadAddresses {
     pub(super) header_offset: u64,
     /// The header's address in memory.
     pub(super) header: u32,
-    /// The start of loading; earlier file bytes are not loaded. All bits set (version 2): the start of the
-    /// file.
+    /// The address of the first loaded byte. File bytes before that byte are not loaded. In version 2, a value with
+    /// all bits set means that loading begins at the start of the file.
     pub(super) load: u32,
-    /// The end of loading. 0: the end of the file.
+    /// The address of the end of the loaded bytes. 0 means that loading ends at the end of the file.
     pub(super) load_end: u32,
-    /// The end of the cleared bytes. 0: no bytes to clear.
+    /// The address of the end of the cleared bytes. 0 means that no bytes are cleared.
     pub(super) bss_end: u32,
 }
 

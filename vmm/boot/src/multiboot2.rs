@@ -72,7 +72,7 @@ struct Demands {
     relocation: Option<Relocation>,
 }
 
-/// The relocation tag: a kernel that may be loaded at other addresses than it was linked for.
+/// The relocation tag. A kernel with this tag may be loaded at other addresses than it was linked for.
 #[derive(Clone, Copy, Debug)]
 struct Relocation {
     min: u32,

@@ -20,11 +20,11 @@ use super::images::Image;
 
 /// In 64-bit mode, a HLT that this byte follows is a rewritten RDTSC.
 ///
-/// In no guest does this byte follow a HLT of the guest's own. A HLT returns to an instruction, and this byte is not an
-/// instruction (SDM vol. 2, "UDB": permanently undefined in 64-bit mode). Assemblers fill gaps with NOP and INT3, but
-/// not with this byte. Where Linux patches alternatives, its decoder reads the rewritten code, and gives this byte a
-/// length of one. The addresses of the rewritten instructions could not serve as a mark: alternatives are copied to
-/// other places, and code may be anywhere.
+/// In no guest does this byte follow a HLT of the guest's own. After a HLT of its own, a guest must continue with
+/// an instruction. This byte is not an instruction (SDM vol. 2, "UDB": permanently undefined in 64-bit mode).
+/// Assemblers fill gaps with NOP and INT3, but not with this byte. Where Linux patches alternatives, its decoder
+/// reads the rewritten code, and gives this byte a length of one. The addresses of the rewritten instructions could
+/// not serve as a mark: alternatives are copied to other places, and code may be anywhere.
 pub const TIME_READ_MARK: u8 = 0xd6;
 
 const RDTSC: [u8; 2] = [0x0f, 0x31];

@@ -1,4 +1,4 @@
-//! Runs a number of branches, some of them at once.
+//! Runs a number of branches, several of them at the same time.
 
 use std::num::NonZeroU32;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use crate::{Branch, Ending};
 /// Milliseconds between two calls of [`Plan::is_over`].
 const LOOK_MS: u16 = 100;
 
-/// How many branches run, and until when.
+/// The number of branches to run, and the condition for ending them early.
 pub struct Plan<'a> {
     /// The number of branches.
     pub count: u32,
@@ -27,7 +27,8 @@ pub struct Plan<'a> {
 ///
 /// # Errors
 ///
-/// If a branch cannot begin. The function then waits for the running branches, and begins no more.
+/// If a branch cannot begin. The function then begins no more branches, and waits until the running branches have
+/// ended.
 pub fn run_all(
     one_thread: &OneThread,
     plan: &Plan<'_>,

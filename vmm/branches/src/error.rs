@@ -12,7 +12,7 @@ pub enum Error {
     /// The host cannot make a pipe for the branch's report.
     #[error("cannot make a pipe for a branch: {0}")]
     Pipe(#[source] std::io::Error),
-    /// The host cannot make a process.
+    /// The host cannot make another process.
     #[error("the host refuses another process: {0}; raise ulimit -u, or use fewer --jobs")]
     Fork(#[source] nix::Error),
 }

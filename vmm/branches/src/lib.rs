@@ -65,17 +65,18 @@ pub enum Ending {
 }
 
 impl Branch {
-    /// Begins a branch that runs `body`. The argument of `body` is the time of the fork. The branch ends when `body`
-    /// returns its report, which has at most [`MAX_REPORT_BYTES`]. A branch has copies of all open descriptors. All
-    /// branches share the offset of an open file.
+    /// Begins a branch that runs `body`. The argument of `body` is the time of the fork. The branch ends when
+    /// `body` returns its report, which has at most [`MAX_REPORT_BYTES`]. A branch has copies of all open
+    /// descriptors. All branches share the file offset of each file that was open before.
     pub fn begin(one_thread: &OneThread, body: impl FnOnce(Instant) -> Vec<u8>) -> Result<Branch, Error> {
         one_thread.wait()?;
         let (report, to_template) = std::io::pipe().map_err(Error::Pipe)?;
-        // Otherwise the branch might print buffered text of this process once more.
+        // Without this flush, the branch might print buffered text of this process a second time.
         let _ = std::io::stdout().flush();
         let (template, forked) = (nix::unistd::getpid(), Instant::now());
-        // SAFETY: the process has one thread, as was just checked. So no lock is held by a thread that the branch would
-        // not have, and the branch may run any code. The branch ends inside `live`, which never returns.
+        // SAFETY: this process has only one thread, as was just checked. So no other thread holds a lock that stays
+        // locked in the branch, and the branch may run any code. The branch ends inside `live`, which never
+        // returns.
         match unsafe { fork() }.map_err(Error::Fork)? {
             ForkResult::Parent { child } => Ok(Branch { process: child, report }),
             ForkResult::Child => {
@@ -96,7 +97,7 @@ impl Branch {
     pub fn wait(mut self) -> Ending {
         let mut report = Vec::new();
         let limit = MAX_REPORT_BYTES as u64 + 1;
-        // If the branch sends no report, its exit code says why.
+        // If the report cannot be read, nothing is lost: the branch's exit code then says how it ended.
         let _ = self.report.by_ref().take(limit).read_to_end(&mut report);
         loop {
             return match waitpid(self.process, None) {
@@ -122,7 +123,7 @@ impl Branch {
 /// Runs `body` in the branch, sends its report, and ends the process. The branch does not drop or flush values that it
 /// copied from the template.
 fn live(template: Pid, mut to_template: PipeWriter, body: impl FnOnce() -> Vec<u8>) -> ! {
-    // If this call fails, a branch goes on after its template has ended.
+    // If this call fails, a branch continues to run after its template has ended.
     let _ = set_pdeathsig(Signal::SIGKILL);
     let has_template = getppid() == template;
     let code = match has_template.then(|| catch_unwind(AssertUnwindSafe(body))) {

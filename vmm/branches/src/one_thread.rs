@@ -13,7 +13,7 @@ const OTHER_LINKS: u64 = 2;
 pub struct OneThread(File);
 
 impl OneThread {
-    /// Opens the folder of the threads. A process that enters a sandbox must call this function before.
+    /// Opens the folder of the threads. A process that enters a sandbox must call this function before it enters.
     pub fn watch() -> Result<OneThread, Error> {
         File::open("/proc/self/task").map(OneThread).map_err(Error::Threads)
     }

@@ -1,5 +1,5 @@
-//! Branches of this test program itself. The program does not use Rust's test harness, because the harness starts
-//! threads.
+//! Tests branches, which are copies of this test program itself. The program does not use Rust's test harness,
+//! because the harness starts threads.
 
 use std::cell::Cell;
 use std::num::NonZeroU32;

@@ -42,11 +42,12 @@ impl<U: Unit> Planned<U> {
         }
     }
 
-    /// The images that a recording in this folder names by their paths on this host, because the folder has no copy.
+    /// The images that a recording in `folder` would not contain. The recording's manifest names these images by
+    /// their paths on this host.
     pub fn images_outside(&self, folder: &Path) -> Vec<PathBuf> {
         match &self.origin {
             Origin::Built(guest, _) => outside(&guest.config_in(folder)),
-            // The recording's folder has the starting state, so only the disk image is outside.
+            // The starting state is in the recording's folder. Only the disk image is outside of this folder.
             Origin::Recorded(source) => source.disk().into_iter().collect(),
         }
     }

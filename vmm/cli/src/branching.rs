@@ -7,7 +7,8 @@
 //!                             └─ waits, and prints a line for each
 //! ```
 //!
-//! The branches share the memory of the template until they write to it, and its translated code.
+//! The branches share the template's memory until they write to it. The branches also share the template's
+//! translated code.
 
 mod memory;
 
@@ -135,7 +136,7 @@ struct Template<'a> {
     machine_args: &'a MachineArgs,
     machine: Machine<Instructions>,
     folder: &'a Path,
-    /// Set by a signal that ends all branches.
+    /// Whether a signal came in that ends all branches.
     terminated: Arc<AtomicBool>,
 }
 

@@ -1,14 +1,14 @@
-//! The companion: a small helper process outside of the sandbox, which `ttvm debug` and runs that may be recorded later
-//! start. The companion runs gdb, if the user wants gdb. At the end of `ttvm debug`, the companion removes its
-//! temporary folder and its socket.
+//! The companion: a small helper process outside of the sandbox. `ttvm debug` starts a companion, and so does a run
+//! that may be recorded later. The companion runs gdb, if the user wants gdb. At the end of `ttvm debug`, the
+//! companion removes its temporary folder and its socket.
 //!
 //! ```text
 //!   ttvm debug (locked in) ── pipe ──► companion ── runs ──► gdb
-//!                                      a byte: gdb can come; the end: the server is gone, so remove the files
+//!                                      a byte: start gdb; end of file: ttvm debug has ended, so remove the files
 //! ```
 //!
-//! A process in its sandbox can neither make nor remove a folder. So the folder of a later recording is made
-//! before the run. At the end the companion removes the control socket, and the folder if it is empty.
+//! A process in its sandbox can neither make nor remove a folder. So ttvm makes the folder of a later recording
+//! before the run. At the end of the run the companion removes the control socket, and the folder if it is empty.
 
 use std::fs::File;
 use std::io::{PipeReader, PipeWriter, Read, Write};
@@ -24,12 +24,11 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use recording::files::IMAGES;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-/// The companion's tasks, as its own command line says.
-/// Run gdb for `ttvm debug`, and remove its files when it ends. Only `ttvm debug` uses this
+/// Run gdb for `ttvm debug`, and remove files when the other process ends. Only ttvm itself starts this verb
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Args {
-    /// The descriptor of the pipe on which the other process says that gdb can come
+    /// The descriptor of the pipe on which the other process says when to start gdb
     #[arg(long)]
     pipe: i32,
     /// A folder to remove
@@ -86,7 +85,7 @@ impl Companion {
 
     /// Lets the companion start gdb, waits until gdb ends, and returns gdb's exit code.
     pub fn run_gdb(mut self) -> i32 {
-        // Ignores a failure, because the exit code of a companion that has ended already says why.
+        // Ignores a failure. If the companion has already ended, its exit code says why.
         let _ = self.pipe.as_mut().map(|pipe| pipe.write_all(b"\n"));
         let status = self.process.wait();
         status.ok().and_then(|status| status.code()).unwrap_or(exit_code::FAILED)
@@ -207,7 +206,7 @@ impl Files {
     fn remove(&self) {
         let _ = self.folder.as_ref().map(std::fs::remove_dir_all);
         if let Some(folder) = &self.empty_folder {
-            // A recording that failed while writing its first image leaves this folder. Folders with contents stay.
+            // This folder remains if a recording failed while it copied its first image. Folders with contents stay.
             let _ = std::fs::remove_dir(folder.join(IMAGES));
             let _ = std::fs::remove_dir(folder);
         }

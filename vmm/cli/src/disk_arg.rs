@@ -17,7 +17,7 @@ const RAW: &str = "raw:";
 /// A disk image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskArg {
-    /// The file.
+    /// The path of the image file.
     pub path: PathBuf,
     /// Whether the file's bytes are the disk, whatever they look like.
     is_raw: bool,

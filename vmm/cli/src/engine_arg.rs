@@ -4,7 +4,7 @@ use machine::engine::EngineKind;
 use machine::error::Error;
 use recording::Manifest;
 
-/// Which engine.
+/// The choice of the engine that executes the guest.
 #[derive(Clone, Copy, clap::Args)]
 pub struct EngineArgs {
     /// The engine that executes the guest; `ttvm doctor` shows which work here

@@ -20,7 +20,7 @@ use crate::network_arg::NetworkArg;
 use crate::sandbox_arg;
 use crate::travel::{in_instructions, open_at};
 
-/// Which place of which recording.
+/// The recording, and the position in the recording from which the live machine starts.
 #[derive(clap::Args)]
 pub struct SourceArgs {
     /// Start a live machine from this recording, at the position --at.
@@ -42,7 +42,7 @@ pub struct Source {
     opened: Opened,
     path: PathBuf,
     at: PositionSpec,
-    /// The policy of turns of the new machine, if it is not the recording's.
+    /// The policy by which the new machine's processors take turns. `None` keeps the recording's policy.
     turns: Option<TurnPolicy>,
     /// The engine of the new machine.
     pub engine: EngineKind,
@@ -111,8 +111,8 @@ impl Source {
         self.opened.manifest().machine.network.is_some()
     }
 
-    /// As [`Source::go_live`], but the machine that replayed the recording becomes the live machine. So it still has
-    /// its translated code, and it cannot be recorded.
+    /// Does the same as [`Source::go_live`], but the machine that replayed the recording becomes the live machine.
+    /// So the live machine keeps its translated code, and it cannot be recorded.
     pub fn go_live_unrecorded(self) -> Result<Machine<Instructions>, Error> {
         let recording = in_instructions(self.opened, false)?;
         let mut timeline = open_at(&recording, self.at, EngineKind::SOFT)?;
@@ -143,7 +143,8 @@ fn say_where(at: Moment<Instructions>, path: &Path) {
     crate::output::say(&format!("ttvm: going on from {at} of {}", path.display()));
 }
 
-/// Replays to a place on the software CPU. Returns the machine's state, and the moment of the place.
+/// Replays to a place on the software CPU. Returns the machine's state, with the instruction count and the guest
+/// time of this place.
 fn start_at(
     recording: &Recording<Instructions>,
     at: PositionSpec,

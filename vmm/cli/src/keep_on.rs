@@ -16,7 +16,8 @@ pub enum KeepOn {
 }
 
 impl KeepOn {
-    /// Whether to keep the recording of a run with this outcome. `panicked` tells whether its kernel panicked before.
+    /// Whether to keep the recording of a run with this outcome. `panicked` tells whether the guest's kernel
+    /// panicked before the end of the run.
     pub fn keeps(self, outcome: &Outcome, panicked: bool) -> bool {
         self == KeepOn::Always || panicked || !went_well(outcome)
     }
@@ -25,8 +26,8 @@ impl KeepOn {
 /// The exit code if the guest writes 0 to its debug-exit port. If the guest writes V, the exit code is 2 V + 1.
 const WROTE_ZERO: u32 = 1;
 
-/// Whether the guest ended its run itself and without an error. A run that a user, a limit or a text ended does not
-/// count, because the guest may have hung.
+/// Whether the guest ended its run itself and without an error. False if the user, a limit or a text on the console
+/// ended the run, because the guest may have hung.
 fn went_well(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::PowerOff | Outcome::Reset => true,

@@ -26,7 +26,7 @@ use crate::output::say;
 use crate::passthrough_arg::PassthroughArg;
 use crate::progress;
 
-/// The machine and its surroundings.
+/// The options of the machine, of its console and network, and of the end of its run.
 #[derive(clap::Args)]
 pub struct MachineArgs {
     /// Kernel: a bzImage, an ELF vmlinux, or a PVH or Multiboot kernel
@@ -135,7 +135,7 @@ impl MachineArgs {
             (PathBuf::from(file), cmdline.to_string())
         });
         Ok(MachineOptions {
-            // The option --kernel is always there, unless the machine comes from a recording. Then this path is not
+            // The user must give --kernel, unless the machine comes from a recording. In that case this path is not
             // used.
             kernel: self.kernel.clone().unwrap_or_default(),
             initrd: self.initrd.clone(),

@@ -33,7 +33,7 @@ impl NewFolder<'_> {
         Ok(folder)
     }
 
-    /// Stops watching for signals. From now on the recorder handles them, and ends the run properly.
+    /// Stops watching for signals. From now on the recorder handles signals, and ends the run with an end record.
     pub fn leave_signals(&mut self) {
         if let Some(Guard { handle, thread }) = self.guard.take() {
             handle.close();

@@ -8,7 +8,7 @@ use machine::unit::Unit;
 use machine::{Machine, Outcome};
 use views::visible::visible;
 
-/// Describes how a run ended. `panicked` tells whether its kernel panicked before.
+/// Describes how a run ended. `panicked` tells whether the guest's kernel panicked before the end of the run.
 pub fn end_in_words(outcome: &Outcome, panicked: bool) -> String {
     match outcome {
         Outcome::Panic => outcome.to_string(),
@@ -20,8 +20,8 @@ pub fn end_in_words(outcome: &Outcome, panicked: bool) -> String {
     }
 }
 
-/// Reports how a run ended, and returns the exit code. A power-off is a success, unless the kernel panicked before. A
-/// debug exit has the guest's own code.
+/// Reports how a run ended, and returns the exit code. A power-off is a success, unless the guest's kernel panicked
+/// before. If the guest wrote to its debug-exit port, the guest determines the exit code.
 pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome, panicked: bool) -> i32 {
     let now = machine.moment();
     let what = end_in_words(outcome, panicked);
@@ -38,7 +38,8 @@ pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome, panicked
     exit_code_of(outcome, panicked)
 }
 
-/// The exit code for a run with this outcome. `panicked` tells whether its kernel panicked before.
+/// The exit code for a run with this outcome. `panicked` tells whether the guest's kernel panicked before the end
+/// of the run.
 pub fn exit_code_of(outcome: &Outcome, panicked: bool) -> i32 {
     match outcome {
         Outcome::DebugExit { code } => (*code & 0xff) as i32,
@@ -78,8 +79,9 @@ pub fn print(text: &str) -> Result<(), Error> {
     }
 }
 
-/// Formats the packages' log messages like all other messages of ttvm: `ttvm: warning: ...`. RUST_LOG can ask for more
-/// than warnings. Messages for developers have their time and module.
+/// Formats the packages' log messages like all other messages of ttvm: `ttvm: warning: ...`. By default only
+/// warnings and errors are printed. The environment variable RUST_LOG enables messages for developers, which are
+/// printed with their time and module.
 pub fn log_in_one_style() {
     let environment = env_logger::Env::default().default_filter_or("warn,gdbstub=warn");
     env_logger::Builder::from_env(environment)

@@ -54,8 +54,8 @@ impl Lines {
 }
 
 impl PanicWatch {
-    /// The first line of the panic's report. The line comes from the console, or from the machine's memory after a run
-    /// with an outcome that a panic can precede.
+    /// The first line of the panic's report. The line comes from the console. If the console showed no panic but
+    /// the run's outcome can follow a panic, the line comes from the machine's memory.
     pub fn panic<U: Unit>(&self, machine: &Machine<U>, outcome: &Outcome) -> Option<String> {
         let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner).panic.clone();
         seen.or_else(|| goes_on_behind_panics(outcome).then(|| last_panic(machine))?)

@@ -20,7 +20,7 @@ pub fn bytes_bar(message: &'static str, size_bytes: u64) -> ProgressBar {
     bar
 }
 
-/// Moves a bar if it is shown. A hidden bar would still compute its speed.
+/// Moves a bar if it is shown. A hidden bar is not moved, because it would still compute its speed.
 pub fn show(bar: &ProgressBar, position: u64) {
     if !bar.is_hidden() {
         bar.set_position(position);

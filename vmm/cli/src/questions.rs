@@ -1,4 +1,4 @@
-//! The arguments that all questions over a part of a run share.
+//! The arguments that all verbs share that list something in a part of a recording.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -52,7 +52,7 @@ impl ListArgs {
     }
 }
 
-/// The exit code of a list.
+/// The exit code of a verb that prints a list.
 pub fn code_of(interrupted: bool, is_empty: bool) -> i32 {
     match (interrupted, is_empty) {
         (true, _) => exit_code::INTERRUPTED,

@@ -11,7 +11,8 @@ pub trait RunListener {
     /// Called when the run has reached this guest time.
     fn comes_to(&mut self, _time_ns: u64) {}
 
-    /// Called when the guest prints these bytes on its console. `at` is the run's count at this moment.
+    /// Called when the guest prints these bytes on its console. `at` is the number of instructions, or of exits,
+    /// that the guest has executed until then.
     fn prints(&mut self, at: u64, bytes: &[u8]);
 
     /// Whether the run must pause ([`Inputs::pauses`]).
@@ -20,7 +21,7 @@ pub trait RunListener {
     }
 }
 
-/// Inputs with a listener, whose functions are called at events and output.
+/// Inputs with a listener. These inputs call the listener's functions when events happen and when the guest prints.
 pub struct WithListener<I, L> {
     pub inner: I,
     pub listener: L,

@@ -8,7 +8,7 @@ use machine::error::Error;
 use recording::Opened;
 use sandbox::Needs;
 
-/// Whether to lock in.
+/// Whether the process enters its sandbox.
 #[derive(Clone, Copy, clap::Args)]
 pub struct SandboxArgs {
     /// Do not start the sandbox.
@@ -25,7 +25,7 @@ impl SandboxArgs {
         if self.no_sandbox {
             return Ok(());
         }
-        // Read the number of cores now, because a locked-in process cannot.
+        // Read the number of cores now, because the process cannot read it in the sandbox.
         history::timeline::cores();
         match sandbox::lock_in(needs) {
             Ok(locked) => log::debug!("locked in: {locked:?}"),
@@ -43,8 +43,8 @@ pub fn of_machine(machine: &MachineConfig, engine: EngineKind) -> Needs {
     Needs { kvm: engine == host::KVM, vfio: !machine.passthrough.is_empty(), ..Needs::default() }
 }
 
-/// The access that a replay needs: the images and the recording itself. A replay of a recording that counts exits also
-/// adds the recounted log to the recording.
+/// The access that a replay needs: the images and the recording itself. If the recording counts exits, the replay
+/// also adds a log with instruction counts to the recording.
 pub fn of_replay(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
     let mut needs = Needs { read: images(opened), kvm: engine == host::KVM, ..Needs::default() };
     if needs.kvm {

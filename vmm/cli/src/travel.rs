@@ -27,7 +27,8 @@ pub struct PartArgs {
 }
 
 impl PartArgs {
-    /// As [`PartArgs::open`], for an engine. Fails at once if the engine is not available.
+    /// Does the same as [`PartArgs::open`], and also returns the engine for the replay. Fails at once if this
+    /// engine is not available.
     pub fn open_for(
         &self,
         path: &Path,
@@ -43,7 +44,7 @@ impl PartArgs {
         self.of(Opened::open(path)?)
     }
 
-    /// As [`PartArgs::open`], for an opened recording.
+    /// Does the same as [`PartArgs::open`], for a recording whose files are already open.
     pub fn of(&self, opened: Opened) -> Result<Recording<Instructions>, Error> {
         let Some(last_ns) = self.last else { return in_instructions(opened, true) };
         let recording = match opened {
@@ -98,8 +99,9 @@ impl PlaceArgs {
     }
 }
 
-/// Opens a recording so that its positions are instruction counts. A recording that counts exits is replayed once to
-/// count instructions. `offers_part` adds a hint that a part may do.
+/// Opens a recording so that its positions are instruction counts. A recording that counts exits is replayed once
+/// to count instructions. If `offers_part` is true, a hint tells the user that the option --last replays only a
+/// part.
 pub fn in_instructions(opened: Opened, offers_part: bool) -> Result<Recording<Instructions>, Error> {
     match opened {
         Opened::ByInstructions(recording) => Ok(recording),

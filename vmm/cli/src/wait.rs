@@ -29,7 +29,7 @@ impl Wait {
         Ok(Wait { interrupt, meter: timeline.meter(), begun: Instant::now(), bar: None })
     }
 
-    /// The same wait, for another timeline.
+    /// Continues this wait with another timeline.
     pub fn of(mut self, timeline: &Timeline) -> Wait {
         self.clear();
         Wait { interrupt: self.interrupt.clone(), meter: timeline.meter(), begun: self.begun, bar: None }
@@ -43,7 +43,7 @@ impl Wait {
         self.interrupt.poll()
     }
 
-    /// Removes the bar. ^C stays caught, by the returned value.
+    /// Removes the bar. The returned value still catches ^C.
     pub fn over(mut self) -> Interrupt {
         self.clear();
         self.interrupt.clone()

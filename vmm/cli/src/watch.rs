@@ -2,12 +2,12 @@
 //! appears.
 //!
 //! ```text
-//!   ttvm control ── socket ──► a thread ──► Watch ◄── Watcher, which hears the machine: pauses the run when it is asked to
+//!   ttvm control ── socket ──► a thread ──► Watch ◄── Watcher: a listener of the machine, which pauses the run on request
 //! ```
 //!
-//! The machine's thread only reads a flag, so it waits neither for the socket's thread nor for a client. A client sends
-//! one line, and gets one line as answer. A client that does not send its line within `PATIENCE` is disconnected, so
-//! other clients wait no longer than `PATIENCE`.
+//! The machine's thread only reads a flag. So this thread waits neither for the socket's thread nor for a client. A
+//! client sends one line, and gets one line as answer. A client that does not send its line within `PATIENCE` is
+//! disconnected, so other clients wait no longer than `PATIENCE`.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -29,7 +29,7 @@ use crate::run_listener::RunListener;
 const MAX_LINE_BYTES: usize = 64;
 /// How long a client may take to send its line.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a client waits until the recording begins. If the run is stopped, the recording does not begin.
+/// How long a client waits until the recording begins. While a signal has stopped the run, a recording cannot begin.
 const BEGINNING: Duration = Duration::from_secs(30);
 
 /// The beginning of an answer to a successful request.
@@ -171,7 +171,7 @@ fn answer(mut stream: Stream, watch: &Watch) -> std::io::Result<()> {
     stream.write_all(answer.as_bytes())
 }
 
-/// A client's line, without its end.
+/// Reads a client's line, and returns it without the line feed.
 fn read_line(stream: &mut Stream) -> std::io::Result<Vec<u8>> {
     let (begun, mut line) = (Instant::now(), Vec::new());
     while line.len() <= MAX_LINE_BYTES {

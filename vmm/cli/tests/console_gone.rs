@@ -116,7 +116,8 @@ fn a_reader_that_does_not_read_cannot_keep_a_signal_from_ending_the_run() {
     assert!(open(&directory.path().join("r.ttvm")).log.end.is_some());
 }
 
-/// Records on its own terminal, which is closed after a key was echoed.
+/// Starts a recording on a new terminal, and closes the terminal after the guest has echoed a key. If `is_its_own`
+/// is true, the terminal is the process's controlling terminal, so closing it sends a signal.
 fn on_a_terminal_that_is_closed(directory: &Path, is_its_own: bool) -> Child {
     let terminal = nix::pty::openpty(None, None).unwrap();
     // The program must not inherit the terminal's other end. A descriptor made by `try_clone` is closed on exec.

@@ -28,10 +28,11 @@ use cpu::Stop;
 
 pub use statistics::{Landings, Statistics};
 
-/// When the engine leaves the guest. The bus's requests and limits of the instruction count also make the engine leave.
+/// When the engine leaves the guest. The engine also leaves if the bus requests it, or if the count of instructions
+/// reaches a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// Only at the exits at which the bus ends a run.
+    /// The engine leaves only at an exit at which the bus ends the engine's run.
     AtExits,
     /// After some real time: at the first exit after `due`. If no exit comes, at any place after `force`.
     After {
@@ -39,8 +40,8 @@ pub enum Leave {
         due: Duration,
         /// Time from now after which the engine leaves without an exit.
         force: Duration,
-        /// Whether a replay must find the place of a forced stop again. The machine then also notes which pages were
-        /// written. Engines need no extra work.
+        /// Whether a replay must find the place of a forced stop again. The machine then also notes which pages
+        /// were written. Engines ignore this flag.
         note: bool,
     },
     /// At a landing place, before the next exit.
@@ -70,12 +71,12 @@ pub struct LandingPlace {
     pub ram_digest: [u8; 16],
 }
 
-/// Why an engine left the guest. The guest stands between two instructions.
+/// Why an engine left the guest. The guest is then between two instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The guest stopped for this reason.
     Stop(Stop),
-    /// The time `force` was over, and no exit came.
+    /// The time `force` has passed without an exit.
     Forced,
     /// The guest's registers are equal to the landing place's registers, so the guest may be there.
     LandingPlace,

@@ -1,5 +1,5 @@
-//! The functions of a program from which a run must return. A function is identified by the place of its return address
-//! on the stack. This module detects when the program has left these functions.
+//! The functions of a program that must return before a run ends. A function is identified by the place of its
+//! return address on the stack. This module detects when the program has left these functions.
 
 use cpu::{AddressKind, SegReg, Traps, WatchKind, Watchpoint};
 
@@ -42,8 +42,8 @@ impl StackWords {
     }
 }
 
-/// The functions of a program from which a run must return. A function is identified by the place of its return address
-/// on the stack.
+/// The functions of a program that must return before a run ends. A function is identified by the place of its
+/// return address on the stack.
 #[derive(Clone, Debug)]
 pub(super) struct Frames {
     thread: Level,
@@ -89,13 +89,13 @@ impl Frames {
         self.thread.executes_another(self.tables, machine)
     }
 
-    /// Whether [`Self::at_once`] watches this place on the stack, and no watchpoint in `points` does.
+    /// Whether [`Self::at_once`] watches this place on the stack, and no watchpoint in `points` covers the place.
     pub fn are_watched_at(&self, place: u64, points: &Stops) -> bool {
         self.places.contains(&place) && !is_watched(points, place)
     }
 
-    /// Stops for a fast run. The machine stops when the kernel returns to the program and the program has certainly
-    /// left the functions.
+    /// The stops for a fast run. The machine stops when the kernel returns to the program and the program has
+    /// certainly left the functions.
     pub fn seldom(&self) -> Stops {
         let frames = self.clone();
         let are_left =
@@ -104,7 +104,7 @@ impl Frames {
         Stops { traps, trap_filter: Some(are_left), ..Stops::default() }
     }
 
-    /// Stops for a slow run. The machine also stops at the first call or return after the program has left the
+    /// The stops for a slow run. The machine also stops at the first call or return after the program has left the
     /// functions by a jump.
     pub fn at_once(&self, points: &Stops) -> Stops {
         let mut stops = self.seldom();

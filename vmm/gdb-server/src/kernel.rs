@@ -73,13 +73,13 @@ impl GdbTarget<'_> {
         KnownTasks::of_kernel(self.timeline.machine(), &symbols)
     }
 
-    /// As [`Self::tasks`], for callers that call it at each step. If no kernel was found, it searches again only after
-    /// [`LOOKED_FOR_STEPS`].
+    /// Does the same as [`Self::tasks`], but may be called at each step. After a failed search, this function
+    /// searches again only at a distance of [`LOOKED_FOR_STEPS`].
     pub(super) fn known_tasks(&mut self) -> Option<Arc<Tasks>> {
         if self.tasks.is_none() && self.has_looked_near() { None } else { self.tasks().ok() }
     }
 
-    /// Whether a search has found no kernel within [`LOOKED_FOR_STEPS`] of this place.
+    /// Whether the last failed search for a kernel was less than [`LOOKED_FOR_STEPS`] steps away from this place.
     fn has_looked_near(&self) -> bool {
         let here = self.timeline.position();
         self.stepping.no_kernel_at.is_some_and(|at| at.0.abs_diff(here.0) < LOOKED_FOR_STEPS)
@@ -115,7 +115,7 @@ impl GdbTarget<'_> {
         Ok(format!("{list}\n"))
     }
 
-    /// An address, as a number or by the name of a kernel symbol.
+    /// The address that a word gives, as a number or by the name of a kernel symbol.
     pub(super) fn address(&mut self, word: &str) -> Result<u64, Refusal> {
         let named = || self.symbols().ok()?.address_of(word);
         let unknown =

@@ -1,5 +1,5 @@
-//! The location of the processes of the kernel that the session saw last. After kexec, another kernel has another
-//! location.
+//! The location of the processes of the kernel that the session saw last. After kexec, the next kernel has its
+//! processes at another location.
 
 use std::sync::Arc;
 

@@ -54,7 +54,7 @@ impl GdbTarget<'_> {
         }
         let landed = self.go_back_to_landing(frames, begun, poll);
         self.timeline.set_stops(points);
-        // If the word was no return address, the run continues.
+        // If there was no landing, the accessed word was no return address, and the run continues.
         landed?.map_or_else(|| self.run_of_thread(thread, poll), Ok)
     }
 
@@ -66,8 +66,9 @@ impl GdbTarget<'_> {
         Stop::Elsewhere
     }
 
-    /// Goes back to the landing after `begun`. The timeline is at the first stop after the program may have left the
-    /// functions. Does not move and returns `None` if there was no landing.
+    /// Goes back to the landing, which is after `begun`. When this function is called, the timeline is at the first
+    /// stop after the program may have left the functions. Does not move and returns `None` if there was no
+    /// landing.
     fn go_back_to_landing(
         &mut self,
         frames: &Frames,
@@ -89,7 +90,7 @@ impl GdbTarget<'_> {
         Ok(Some(Stop::Elsewhere))
     }
 
-    /// Goes to the landing, or to the end of this part of the run if it contains none.
+    /// Goes to the landing in this part of the run, or to the end of the part if it contains no landing.
     fn find_landing(
         &mut self,
         frames: &Frames,
@@ -126,7 +127,7 @@ impl GdbTarget<'_> {
         if stop != Stop::Step || jumped || self.timeline.position() >= part.end {
             return Ok(stop);
         }
-        // A jump sets the stack pointer some instructions before the jump itself, so this steps on to the jump's
+        // A `longjmp` sets the stack pointer some instructions before its jump. So this code steps on to the jump's
         // target.
         let here = self.level();
         let (mut from, mut steps) = (here.rip, 0);

@@ -17,12 +17,13 @@ use machine::processor::Processor;
 
 /// The privilege level of programs.
 const PROGRAM: u8 = 3;
-/// The largest number of bytes by which a handler may move the stack pointer of the interrupted code. A handler of the
-/// kernel that emulates a call moves it.
+/// The largest number of bytes by which a handler may move the stack pointer of the interrupted code. A kernel's
+/// handler that emulates a call instruction moves this stack pointer.
 const MOVED_BYTES: u64 = 16;
 const RDX: u8 = 2;
 const RSP: u8 = 4;
-/// Offsets of a program's registers in the `ucontext` of a signal handler, whose address is in RDX.
+/// Offsets of a program's registers in a signal handler's `ucontext`. At the beginning of the handler, RDX has the
+/// address of the `ucontext`.
 const CONTEXT_RSP: u64 = 160;
 const CONTEXT_RIP: u64 = 168;
 const SYSCALL_BYTES: u64 = 2;
@@ -189,7 +190,7 @@ impl Level {
         core.cpl == PROGRAM && core.reg64(RSP).wrapping_sub(self.stack) < JUMPED_BYTES && self.runs(machine)
     }
 
-    /// Whether an interrupt or exception has just been delivered at this place that no instruction asked for.
+    /// Whether an interrupt or exception has just been delivered at this place. Ignores software interrupts (INT n).
     pub fn was_interrupted(&self, machine: &Machine<Instructions>) -> bool {
         Interrupted::now(machine).is_some_and(|at| {
             at.is_program == self.is_program
@@ -202,14 +203,14 @@ impl Level {
     pub fn was_left(&self, machine: &Machine<Instructions>) -> bool {
         let from_here = match Interrupted::now(machine) {
             Some(at) => at.is_program == self.is_program && (at.is_program || is_near(at.stack, self.stack)),
-            // A system call.
+            // Without an interrupt or exception, a system call has entered the kernel.
             None => self.is_program,
         };
         from_here && self.runs(machine)
     }
 
-    /// Whether the thread's own instruction at the machine's present place certainly led to this place. A delivery
-    /// moves the stack pointer by a frame, or by more if it changes stacks.
+    /// Whether the machine's next instruction is the thread's own, and certainly leads to this place. The delivery
+    /// of an interrupt or exception would move the stack pointer by a frame, or by more if it changes stacks.
     pub fn came_from(&self, machine: &Machine<Instructions>) -> bool {
         let core = machine.cpu().core();
         let is_next = self.rip.wrapping_sub(core.rip) <= LONGEST_BYTES;
@@ -258,7 +259,8 @@ impl Thread {
         Thread::new(machine, address_space(machine), local, tasks)
     }
 
-    /// The thread of a guest as one processor sees it. `space` and `local` count only if the kernel is unknown.
+    /// The thread of a guest as one processor sees it. `space` and `local` identify the thread only if the kernel
+    /// is unknown.
     fn new(guest: &dyn GuestView, space: u64, local: u64, tasks: Option<&Tasks>) -> Thread {
         match tasks.and_then(|tasks| tasks.running(guest)) {
             Some(task) => Thread { task: Some(task), space: 0, local: 0 },
@@ -267,7 +269,7 @@ impl Thread {
     }
 }
 
-/// The place that a just delivered event has interrupted.
+/// The place that an interrupt or exception, which was just delivered, has interrupted.
 struct Interrupted {
     vector: u8,
     is_program: bool,
@@ -276,7 +278,8 @@ struct Interrupted {
 }
 
 impl Interrupted {
-    /// Returns `None` if the last step was no delivery, or if its frame cannot be read.
+    /// Returns `None` if the last step did not deliver an interrupt or exception, or if the frame on the stack
+    /// cannot be read.
     fn now(machine: &Machine<Instructions>) -> Option<Interrupted> {
         let cpu = machine.cpu();
         let vector = cpu.hits().iter().find_map(|hit| match hit {

@@ -142,8 +142,8 @@ impl<'a> GdbTarget<'a> {
         }
     }
 
-    /// Reports the progress of movements to gdb and to `listener`, once in every `every`. The default is to gdb only,
-    /// every two seconds.
+    /// Reports the progress of movements to gdb and to `listener` in intervals of `every`. By default, only gdb
+    /// gets reports, every two seconds.
     pub fn with_progress(self, every: Duration, listener: impl Fn(String) + 'static) -> GdbTarget<'a> {
         GdbTarget { progress: progress::Settings { every, listener: Some(Rc::new(listener)) }, ..self }
     }
@@ -175,7 +175,8 @@ impl<'a> GdbTarget<'a> {
         (processor < self.timeline.machine().processors()).then_some(processor)
     }
 
-    /// Returns an error unless the thread executes the next step. Only such a thread can be changed.
+    /// Returns an error unless the thread executes the next step. gdb can change the registers and memory of this
+    /// thread only.
     fn must_have_seat(&self, thread: gdb::Thread) -> Result<(), Refusal> {
         let seat = self.timeline.machine().cpu().seat();
         match self.processor_of(thread) {
@@ -305,7 +306,7 @@ impl GdbTarget<'_> {
         stop
     }
 
-    /// Converts the end of a movement for gdb. gdb's user now looks at this place.
+    /// Converts the end of a movement for gdb. gdb now shows this place to its user.
     fn stopped(&mut self, stop: TravelStop) -> Stop {
         self.timeline.settle_meanwhile();
         // An access may be the last step of a turn.

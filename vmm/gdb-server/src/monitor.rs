@@ -222,7 +222,7 @@ impl GdbTarget<'_> {
         Ok(found + &self.when())
     }
 
-    /// Runs with other stops than gdb's breakpoints and watchpoints.
+    /// Runs until one of `stops` stops the machine. gdb's breakpoints and watchpoints do not stop this run.
     fn run(
         &mut self,
         stops: &Stops,
@@ -282,8 +282,8 @@ impl GdbTarget<'_> {
         Ok((self.stops_of(text, end, poll)?, Instructions(0), end))
     }
 
-    /// The stops for a condition up to a place. The condition may use the names of the guest's kernels. The filters
-    /// after the condition choose threads and processors.
+    /// The stops for the condition in `text`. The condition may use the names of the guest's kernels that run
+    /// before `until`. The filters after the condition choose threads and processors.
     fn stops_of(&mut self, text: &str, until: Instructions, poll: &mut Poll<'_>) -> Result<Stops, Refusal> {
         let (condition, filters) = Filters::behind(text).map_err(Refusal::new)?;
         if filters.longer_ns.is_some() {

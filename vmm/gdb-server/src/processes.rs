@@ -110,7 +110,7 @@ impl GdbTarget<'_> {
 
     /// For each processor, a description of its running thread. Empty if the kernel is unknown.
     pub(super) fn running_threads(&mut self) -> Vec<String> {
-        // Without `monitor threads on`, gdb shows one processor without its thread.
+        // If the machine has one processor and `monitor threads on` was not used, gdb does not show the running thread.
         let is_wanted = self.shown_threads.is_some() || self.timeline.machine().processors() > 1;
         let tasks = if is_wanted { self.known_tasks() } else { None };
         let machine = self.timeline.machine();

@@ -93,8 +93,8 @@ impl GdbTarget<'_> {
         Ok(difference.map_err(refused)?.to_string() + "\n")
     }
 
-    /// The text before two positions at its end, and the part of the recording between these positions. Without two
-    /// positions, the part is the whole recording.
+    /// Splits off two positions at the end of `text`. Returns the text before them, and the part of the recording
+    /// between the positions. Without two positions, the part is the whole recording.
     fn part(&mut self, text: &str, poll: &mut Poll<'_>) -> (String, Range<Instructions>) {
         let mut words = text.trim().rsplitn(3, ' ');
         if let (Some(to), Some(from), Some(rest)) = (words.next(), words.next(), words.next())

@@ -65,7 +65,8 @@ const CHANGEABLE_FLAGS: u64 = 0x0025_7fd5;
 /// RFLAGS bit 1 is always set.
 const FIXED_FLAG: u64 = 1 << 1;
 
-/// Changes the registers of `state` that differ from [`to_gdb`]'s result.
+/// Converts gdb's registers to the CPU's state. Changes each register of `state` that differs between `new` and
+/// [`to_gdb`]'s result.
 ///
 /// # Errors
 ///
@@ -130,7 +131,7 @@ fn canonical(address: u64) -> bool {
     ((address as i64) << 16 >> 16) as u64 == address
 }
 
-/// The number of the physical register behind ST(n).
+/// The number of the physical register that ST(n) names.
 fn physical(state: &CpuState, n: usize) -> usize {
     (usize::from(state.fpu.status >> 11) + n) & 7
 }

@@ -67,9 +67,9 @@ enum News {
     Panicked(Box<dyn Any + Send>),
 }
 
-/// Serves gdbs on a recording, as long as it gets connections, or only one. The listener need not be open yet. The
-/// function opens it before it accepts the first gdb. `report` is called on the calling thread, because the threads of
-/// sessions have fewer rights in the sandbox.
+/// Serves gdbs on a recording until an error occurs. If `options.once` is true, serves only one gdb. The listener
+/// need not be open yet. The function opens it before it accepts the first gdb. `report` is called on the calling
+/// thread, because the threads of sessions have fewer rights in the sandbox.
 pub fn serve(
     recording: &Recording<Instructions>,
     listener: &Listener,

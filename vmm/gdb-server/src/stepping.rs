@@ -7,9 +7,9 @@ use machine::position::Instructions;
 pub(super) struct Stepping {
     /// Whether steps follow the CPU: into the handlers of interrupts and faults, and into other threads.
     pub follow_cpu: bool,
-    /// Whether single steps do not stop inside system calls, as range steps do not. Reset at the next stop that gdb
-    /// shows to its user.
+    /// Whether a single step executes a whole system call, as a range step always does. Reset at the next stop that
+    /// gdb shows to its user.
     pub pass_calls: bool,
-    /// The place of the last failed search for the guest's kernel.
+    /// The position at which a search for the guest's kernel last failed.
     pub no_kernel_at: Option<Instructions>,
 }

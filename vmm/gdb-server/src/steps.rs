@@ -59,8 +59,8 @@ impl GdbTarget<'_> {
         Ok(self.pass_what_program_asked(&here, poll)?.unwrap_or(stop))
     }
 
-    /// Executes one instruction of the processor that gdb shows. The turns of other processors that come before are
-    /// executed too.
+    /// Executes one instruction of the processor that gdb shows. If other processors have turns before this
+    /// instruction, these turns are executed too.
     fn step_of_processor(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal> {
         let processor = self.shown_processor;
         if self.is_parked() {
@@ -194,7 +194,7 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// Runs forward for gdb, for a thread. The run ends when the thread ends.
+    /// Runs forward until one of gdb's breakpoints or watchpoints stops the machine, or until the thread ends.
     pub(super) fn run_of_thread(&mut self, thread: &Level, poll: &mut Poll<'_>) -> Result<Stop, Refusal> {
         let points = self.points();
         let stop = self.pass_run(thread, Stops::default(), &points, None, poll)?;
@@ -228,14 +228,14 @@ impl GdbTarget<'_> {
         Ok(None)
     }
 
-    /// Runs until a handler has returned to its origin.
+    /// Runs until a handler has returned to the place that it interrupted.
     fn pass_handler(&mut self, here: &Level, points: &Stops, poll: &mut Poll<'_>) -> Result<Passed, Refusal> {
         let level = here.clone();
         let back = Filter::new(move |machine| level.is_back(machine));
         self.pass(here, returns(back), points, poll)
     }
 
-    /// Runs until the kernel has switched back to the thread, and the thread's processor has the seat.
+    /// Runs until the kernel has switched back to the thread, and it is the turn of the thread's processor.
     fn pass_others(&mut self, here: &Level, points: &Stops, poll: &mut Poll<'_>) -> Result<Passed, Refusal> {
         let machine = self.timeline.machine();
         if here.has_ended(machine) {
@@ -289,7 +289,7 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// Runs until `back` or one of `points` stops the machine, or until the thread ends, but at most a number of steps.
+    /// Runs until `back` or one of `points` stops the machine, or until the thread ends, but at most `at_most` steps.
     pub(super) fn pass_run(
         &mut self,
         here: &Level,
@@ -371,24 +371,24 @@ impl GdbTarget<'_> {
         self.shown_processor != self.timeline.machine().cpu().seat()
     }
 
-    /// As [`Self::level`], but identifies the thread by the kernel's tasks in `other`.
+    /// Does the same as [`Self::level`], but identifies the thread by the kernel's tasks in `other`.
     pub(super) fn level_with(&self, other: &Level) -> Level {
         Level::of(self.timeline.machine(), other.tasks())
     }
 }
 
-/// The traps at every delivery of an interrupt or exception.
+/// The traps that stop the machine at every delivery of an interrupt or exception.
 pub(super) fn deliveries() -> Traps {
     Traps { vectors: (0..=u8::MAX).collect(), ..Traps::default() }
 }
 
-/// Stops at the ends of turns for which the filter is true.
+/// The stops at the ends of turns for which the filter is true.
 pub(super) fn turns(filter: Filter) -> Stops {
     let traps = Traps { turns: true, ..Traps::default() };
     Stops { traps, trap_filter: Some(filter), ..Stops::default() }
 }
 
-/// Stops at the returns from handlers for which the filter is true.
+/// The stops at the returns from handlers for which the filter is true.
 fn returns(filter: Filter) -> Stops {
     let traps = Traps { returns: true, ..Traps::default() };
     Stops { traps, trap_filter: Some(filter), ..Stops::default() }

@@ -24,10 +24,10 @@ const RSP: u8 = 4;
 enum Undone {
     /// An instruction of the thread, or another end of a backward step.
     Own(TravelStop),
-    /// A return to the place where the thread had been left. The machine is now at this place.
+    /// A step that resumed the thread. The machine is now at the earlier place where the thread stopped running.
     Return {
-        /// The thread's processor at the place where the thread had been left. This processor may have executed the
-        /// last step before the place.
+        /// The thread's processor at the place where the thread stopped running. This processor may have executed
+        /// the last step before the place.
         processor: usize,
     },
     /// No step was undone, because the thread began here.
@@ -89,7 +89,8 @@ impl GdbTarget<'_> {
         Ok(self.stopped(stop))
     }
 
-    /// Runs backward for gdb, for a thread, at most to the thread's beginning.
+    /// Runs backward until one of gdb's breakpoints or watchpoints stops the machine, at most to the thread's
+    /// beginning.
     pub(super) fn run_back_of_thread(
         &mut self,
         thread: &Level,
@@ -137,8 +138,8 @@ impl GdbTarget<'_> {
             }
             let here = Level::on(processor, self.timeline.machine(), there.tasks());
             let is_same = here.is_same(&there);
-            // The switching instruction was the thread's own. A system call, and an instruction whose fault
-            // led elsewhere, are also the thread's own.
+            // If the places differ, the step at the earlier place was the thread's own instruction. Such an
+            // instruction switched threads, made a system call, or had a fault that led elsewhere.
             if !is_same {
                 return Ok(self.stopped(TravelStop::Reached));
             }
@@ -179,12 +180,13 @@ impl GdbTarget<'_> {
         })
     }
 
-    /// The result for a machine that is right before the step with which the thread was left.
+    /// The result for a machine that is right before the step after which the thread no longer ran.
     fn left_here(&self) -> Undone {
         Undone::Return { processor: self.timeline.machine().cpu().seat() }
     }
 
-    /// From a place before which other processors had the seat, goes back to where the thread ran last.
+    /// Goes back to the place where the thread ran last. Between that place and the present place, other processors
+    /// had their turns.
     fn undo_turns(&mut self, there: &Level, poll: &mut Poll<'_>) -> Result<Undone, Refusal> {
         let here = self.timeline.snapshot().map_err(refused)?;
         let level = there.clone();
@@ -200,7 +202,8 @@ impl GdbTarget<'_> {
         match self.timeline.run_backward(poll).map_err(refused)? {
             TravelStop::Interrupted => Ok(Undone::Interrupted),
             TravelStop::Hit(Cause::Turn) => {
-                // The turn's last step may have entered the kernel or left a handler, and is undone on its own.
+                // The turn's last step may have entered the kernel or left a handler. So the caller undoes this
+                // step separately.
                 self.timeline.set_stops(Stops::default());
                 self.timeline.step_forward().map_err(refused)?;
                 Ok(Undone::Return { processor: self.timeline.machine().cpu().stepped_by() })
@@ -221,9 +224,9 @@ impl GdbTarget<'_> {
         Ok(Stop::HistoryStart)
     }
 
-    /// From before a return of a handler to `there`, goes back to the handler's beginning. If the code was no handler,
-    /// does not move and returns [`TravelStop::Start`]. If the thread began at that place, returns a hit of a
-    /// breakpoint.
+    /// The machine must be right before a handler returns to `there`. Goes back to the entry into the handler. If
+    /// the code was no handler, does not move and returns [`TravelStop::Start`]. If the thread began after such an
+    /// entry, returns a hit of a breakpoint.
     fn left_for_handler(&mut self, there: &Level, poll: &mut Poll<'_>) -> Result<TravelStop, Refusal> {
         let here = self.timeline.snapshot().map_err(refused)?;
         let level = there.clone();
@@ -280,7 +283,8 @@ impl GdbTarget<'_> {
         (system_call == RT_SIGRETURN && core.code_size == CodeSize::Bits64).then(|| core.reg64(RSP))
     }
 
-    /// From before the return of a signal handler, goes back to the entry into the kernel that led to the handler.
+    /// The machine must be right before the return from a signal handler. Goes back to the entry into the kernel
+    /// that led to the handler.
     fn left_for_signal(
         &mut self,
         there: &Level,
@@ -371,8 +375,8 @@ impl GdbTarget<'_> {
         Ok(has_switched)
     }
 
-    /// Whether the next step delivers an interrupt or exception that no instruction asked for, and its handler returns
-    /// to `there`.
+    /// Whether the next step delivers an interrupt or exception whose handler returns to `there`. Ignores software
+    /// interrupts (INT n).
     fn begins_handler(&mut self, there: &Level, poll: &mut Poll<'_>) -> Result<bool, Refusal> {
         let here = self.level_with(there);
         let begin = self.timeline.snapshot().map_err(refused)?;
@@ -380,7 +384,8 @@ impl GdbTarget<'_> {
         let stop = self.timeline.step_forward().map_err(refused)?;
         let mut is_event = matches!(stop, TravelStop::Hit(_))
             && self.timeline.look_as_stepped(|machine| here.was_interrupted(machine));
-        // The kernel also returns to itself without an interrupt or exception, so an earlier one may match by chance.
+        // The kernel also returns to itself without an interrupt or exception. So an earlier interrupt or exception
+        // may match by chance.
         if is_event && !there.is_program {
             let level = here.clone();
             self.timeline.set_stops(Stops {
@@ -426,8 +431,9 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// Goes back from `from` to `left_at`, where the machine stands, unless a breakpoint or watchpoint stops it. The
-    /// step at `left_at` enters the kernel, switches to another thread, or makes an access.
+    /// Goes to the last hit of a breakpoint or watchpoint between `left_at` and `from`. Without a hit, returns
+    /// `None`, and the machine stays at `left_at`. The step at `left_at` enters the kernel, switches to another
+    /// thread, or makes an access.
     fn go_back(
         &mut self,
         left_at: Instructions,
@@ -442,11 +448,11 @@ impl GdbTarget<'_> {
         let left = self.timeline.snapshot().map_err(refused)?;
         self.timeline.set_stops(points.clone());
         self.timeline.seek(from, poll).map_err(refused)?;
-        // The step that left the thread is a delivery, a system call, or the write that switches to another thread.
+        // The step at `left_at` is a delivery, a system call, or the write that switches to another thread.
         let level = self.level();
         let entries = Traps { system_calls: SystemCalls::All, turns: true, ..deliveries() };
         let mut marks = Stops { traps: entries, ..Stops::default() };
-        // The thread was left by the end of a turn, or by the step after this place.
+        // The thread stopped running at the end of a turn at `left_at`, or in the step after `left_at`.
         let is_here = move |machine: &Machine<Instructions>| {
             (left_at.0..=left_at.0 + 1).contains(&machine.moment().count.0)
         };

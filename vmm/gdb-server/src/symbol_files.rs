@@ -14,8 +14,8 @@ pub(super) struct SymbolFiles {
     /// The folder for the files, if not the host's folder for temporary files.
     folder: Option<PathBuf>,
     files: Option<TempDir>,
-    /// The files that gdb has loaded. The files must stay, because gdb reads their unwind information only at its first
-    /// use.
+    /// The files that gdb has loaded. These files must stay, because gdb reads the unwind information from them
+    /// only when it first uses the information.
     loaded: Option<TempDir>,
     /// The number of files made in this session.
     count: usize,

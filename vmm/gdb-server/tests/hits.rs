@@ -46,7 +46,7 @@ fn a_watch_that_is_rejected_hides_no_other() {
     let inner = writes(STIRRED + 0x1000, 0x800);
     let expected = all(&mut timeline, watching(&[inner]));
     assert!(expected.len() > 10, "{}", expected.len());
-    // In any order the outer watchpoint comes first.
+    // The outer watchpoint comes before the inner watchpoint, by address and in the list.
     let outer = writes(STIRRED, 0x4000);
     let never = Filter::new(|_| false);
     let stops = Stops { watch_filters: [(outer.point.address, never)].into(), ..watching(&[outer, inner]) };
@@ -69,7 +69,7 @@ fn changes_are_found_in_the_whole_of_a_range() {
         let changes = Watch { changes_only: true, ..range };
         assert_eq!(places(&all(&mut timeline, watching(&[changes]))), places(&written));
     }
-    // A write may also change a device.
+    // These addresses include the registers of devices, and the guest changes nothing there.
     let elsewhere = Watch { changes_only: true, ..writes(STIRRED + STIRRED_BYTES, u64::MAX / 2) };
     assert_eq!(all(&mut timeline, watching(&[elsewhere])), []);
 }
@@ -126,8 +126,8 @@ fn seldom(timeline: &mut Timeline) -> (Stops, Vec<Hit>) {
     unreachable!("some part of the memory is written seldom")
 }
 
-/// Runs backward from after a hit, and forward from before it. The recording may have restorable places exactly there,
-/// or not.
+/// Runs backward from after a hit, and forward from before it. The recording may have a snapshot or checkpoint
+/// exactly at these places, or not.
 fn check_both_ways(timeline: &mut Timeline, stops: &Stops, hits: &[Hit], behind: &[u64]) {
     for (number, hit) in hits.iter().enumerate() {
         for &distance in behind {
@@ -300,7 +300,7 @@ fn a_range_step_ends_behind_an_instruction_of_one_byte() {
     let mut target = GdbTarget::new(&mut timeline);
     assert_eq!(target.step_range(FIRST_CPU, top..dec + 1, &none, &mut || false).unwrap(), gdb::Stop::Step);
     assert_eq!(target.read_registers(FIRST_CPU).unwrap().rip, dec + 1);
-    // A breakpoint at that instruction ends the step earlier.
+    // A breakpoint at DEC ends the step before DEC.
     target.step_forward(FIRST_CPU, &mut || false).unwrap();
     let at_dec = BTreeSet::from([dec]);
     assert_eq!(

@@ -1,5 +1,5 @@
-//! The layout of RAM in guest-physical space. RAM begins at 0 and ends at most at the 32-bit device hole. The rest of
-//! RAM begins at 4 GiB.
+//! The layout of RAM in guest-physical space. RAM begins at address 0 and reaches at most up to the 32-bit device
+//! hole. RAM that does not fit below the hole begins at 4 GiB.
 
 /// The upper limit of RAM below the 32-bit device hole.
 pub const LOW_RAM_LIMIT: u64 = 0xC000_0000;

@@ -22,7 +22,8 @@
 //! executes the next instruction ([`GuestRam::take_foreign_writes`]).
 //!
 //! The CPU owns [`GuestRam`]. Devices and the host's side of a run have a [`RamView`] of the same memory.
-//! `GuestRam` and `RamView` can change threads. The mapping lives as long as one of them.
+//! `GuestRam` and `RamView` can be sent to another thread. The mapping lives until `GuestRam` and all views are
+//! dropped.
 
 mod layout;
 mod pages;
@@ -235,8 +236,8 @@ fn guest_region(
     GuestRegionMmap::new(region, GuestAddress(gpa)).ok_or_else(|| "its address range overflows".to_string())
 }
 
-/// Asks for huge pages. Guests touch most of their memory, and few large pages cost less to allocate and to look up
-/// than many small pages.
+/// Asks the host for huge pages. Guests touch most of their memory. A few large pages cost less to allocate and to
+/// translate than many small pages.
 fn ask_for_huge_pages(base: *mut u8, size: usize) {
     let Some(address) = std::ptr::NonNull::new(base) else { return };
     // SAFETY: the range is a mapping of this crate, and the advice does not change its contents.

@@ -1,4 +1,4 @@
-//! The flags of each page, and the `vm-memory` bitmap that applies writes from outside the CPU to them.
+//! The flags of each page, and the `vm-memory` bitmap that sets these flags for writes from outside the CPU.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use vm_memory::bitmap::{Bitmap, BitmapSlice, WithBitmapSlice};
 use vm_memory::{GuestMemoryMmap, MmapRegion};
 
-/// Bytes in a page that has its own flags. The guest may map larger pages.
+/// The size of a page in bytes. Each page of this size has its own flags, even if the guest maps larger pages.
 pub const PAGE_SIZE: u64 = 4096;
 
 /// Shared flags of all pages, indexed by RAM page number (RAM offset / 4096).
@@ -99,7 +99,7 @@ impl PageFlags {
         flags.store(flags.load(Relaxed) & !bits, Relaxed);
     }
 
-    /// Whether [`PageFlags::take_foreign_writes`] would return a page.
+    /// Whether [`PageFlags::take_foreign_writes`] would return at least one page.
     #[inline(always)]
     pub fn any_foreign_writes(&self) -> bool {
         self.0.any_foreign.load(Relaxed)

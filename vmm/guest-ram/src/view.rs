@@ -5,7 +5,7 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::layout::RamLayout;
 use crate::pages::GuestMemory;
 
-/// RAM of a guest whose CPU belongs to another structure or another thread.
+/// A view of a guest's RAM. Another structure or another thread owns the guest's CPU.
 ///
 /// A view accesses RAM through `vm-memory`, by volatile copies. A write through a view marks the page dirty, and is
 /// queued for the CPU as a foreign write.

@@ -22,7 +22,7 @@ const RELEASE_WORD: usize = 2;
 const PARAMETERS: &str = "boot_params";
 const LOADER_AT: u64 = 0x210;
 const LOADER_BYTES: usize = 28;
-/// kexec's loader number, in the upper half of `type_of_loader`.
+/// The number of kexec as a boot loader, in the upper four bits of `type_of_loader`.
 const KEXEC: u8 = 0xd;
 
 /// A boot of a kernel.

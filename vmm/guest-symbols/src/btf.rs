@@ -50,7 +50,7 @@ pub struct Btf<'a> {
 pub struct Field {
     /// The field's distance from the start of the structure, in bytes.
     pub offset: u64,
-    /// The number of its type.
+    /// The number of the field's type.
     pub kind: u32,
 }
 
@@ -63,7 +63,7 @@ pub struct Type<'a> {
     pub shape: Shape<'a>,
 }
 
-/// The description in a record. Numbers refer to other types; 0 is `void`.
+/// The description of a type, read from a record. Numbers refer to other types; 0 is `void`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shape<'a> {
     /// An integer. `bits` is smaller than the size only in bit fields of the old encoding.
@@ -118,7 +118,7 @@ pub enum Shape<'a> {
         size: u32,
         /// Whether values may be negative.
         is_signed: bool,
-        /// Names and values.
+        /// The names and values of the enumeration's constants.
         values: Vec<(Option<&'a str>, i64)>,
     },
     /// The signature of a function.
@@ -141,7 +141,7 @@ pub enum Shape<'a> {
 pub struct Member<'a> {
     /// The member's name.
     pub name: Option<&'a str>,
-    /// The number of its type.
+    /// The number of the member's type.
     pub kind: u32,
     /// The member's distance from the start of the structure, in bits.
     pub bit_offset: u32,
@@ -155,7 +155,7 @@ impl<'a> Btf<'a> {
         Btf::parse_with(bytes, None)
     }
 
-    /// As [`Btf::parse`], for a module's type information, which refers to the kernel's.
+    /// Does the same as [`Btf::parse`] for a module's type information, which refers to the kernel's types.
     pub fn parse_module(bytes: &'a [u8], kernel: &'a Btf<'a>) -> Option<Btf<'a>> {
         Btf::parse_with(bytes, Some(kernel))
     }
@@ -394,7 +394,7 @@ impl<'a> Btf<'a> {
 
 /// `struct btf_type`.
 struct Record<'a> {
-    /// The types that contain the record.
+    /// The bytes of all type records, including this record.
     types: &'a [u8],
     name: u32,
     kind: u32,

@@ -28,9 +28,9 @@ const MAX_ORDER: u32 = 20;
 /// `__VMEMMAP_BASE_L4`: the address of the array of `struct page` in kernels that do not move it.
 const FIXED_TABLE: u64 = 0xffff_ea00_0000_0000;
 
-/// The location of a kernel's lists.
+/// The location of a kernel's lists of free memory.
 struct Lists {
-    /// The addresses of the nodes.
+    /// The addresses of the structures of the memory nodes (NUMA).
     nodes: Vec<u64>,
     /// The start of the table of pages, and the size of an entry.
     table: u64,
@@ -129,8 +129,8 @@ impl Lists {
     }
 }
 
-/// The addresses of the nodes. Kernels for machines with several nodes have a table of pointers. Other kernels have one
-/// node.
+/// The addresses of the structures of the memory nodes (NUMA). Kernels for machines with several nodes have a table
+/// of pointers. Other kernels have one node.
 fn nodes(
     memory: KernelView<'_>,
     address_of: &dyn Fn(&'static str) -> Option<u64>,

@@ -57,8 +57,8 @@ impl<'a> KernelView<'a> {
         (cr3 & USER_ROOT_BIT != 0).then_some(KernelView { guest, cr3: cr3 & !USER_ROOT_BIT })
     }
 
-    /// The view through the current page tables, and then the view through the kernel's page tables, if these are
-    /// others.
+    /// The view through the current page tables, and then the view through the kernel's page tables, if the two
+    /// differ.
     pub fn all(guest: &'a dyn GuestView) -> impl Iterator<Item = KernelView<'a>> {
         [KernelView::current(guest)].into_iter().chain(KernelView::behind_user(guest))
     }

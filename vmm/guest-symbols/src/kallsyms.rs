@@ -135,7 +135,7 @@ impl<'a> Tokens<'a> {
         })
     }
 
-    /// The texts at the offsets in `start`, if `table` is these texts and up to seven zeros.
+    /// The texts at the offsets in `start`. `None` unless `table` consists of these texts and up to seven zeros.
     fn texts(table: &'a [u8], start: &dyn Fn(usize) -> usize) -> Option<Vec<&'a [u8]>> {
         let last = table.get(start(255)..)?;
         let end = start(255) + last.iter().position(|&byte| byte == 0)? + 1;
@@ -217,7 +217,7 @@ fn names_at(
     markers.iter().enumerate().all(agree).then_some(names)
 }
 
-/// The offsets of a table.
+/// The offsets in the table that begins at `start`.
 fn offsets(bytes: &[u8], start: usize, count: usize) -> Option<impl Iterator<Item = i32> + Clone> {
     let table = bytes.get(start..start + 4 * count)?;
     Some(table.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)))
@@ -238,7 +238,7 @@ fn from_base(bytes: &[u8], start: usize, count: usize) -> Option<Vec<u64>> {
 }
 
 /// The addresses that a table of offsets gives, if each offset is relative to its own place. `None` unless all
-/// addresses are in the kernel's image and ascend. `address` is the address of the first byte.
+/// addresses are in the kernel's image and ascend. `address` is the address of the first byte of `bytes`.
 fn from_place(bytes: &[u8], address: u64, start: usize, count: usize) -> Option<Vec<u64>> {
     let places = (address + start as u64..).step_by(4);
     let addresses =

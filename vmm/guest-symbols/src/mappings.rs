@@ -37,13 +37,13 @@ const PAGE_BITS: u32 = 12;
 /// A mapped part of a file in a process's address space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// The range of virtual addresses.
+    /// The virtual addresses at which this part is mapped.
     pub range: Range<u64>,
     /// The access rights, as in `/proc/PID/maps`: `r-xp`.
     pub rights: String,
     /// The offset in the file, in bytes.
     pub offset: u64,
-    /// The file. Control characters are replaced.
+    /// The file's path, with control characters replaced.
     pub path: String,
 }
 
@@ -251,7 +251,7 @@ impl Areas {
         let word = |offset: u64, number: u64| memory.number::<8>(at.wrapping_add(offset + 8 * number));
         for number in 0..node.slot_count {
             let pivot = if number < node.pivot_count { word(node.pivots, number)? } else { max };
-            // A zero pivot after the first ends the node.
+            // A pivot of zero, except the first pivot, marks the end of the node.
             let end = if pivot == 0 && number > 0 { max } else { pivot.min(max) };
             match word(node.slots, number)? {
                 0 => {}

@@ -50,9 +50,9 @@ pub enum Missing {
     /// A structure of the kernel has an unknown layout.
     #[error("'struct {structure}' of this kernel has no '{field}'")]
     Field {
-        /// The structure.
+        /// The structure's name.
         structure: &'static str,
-        /// The field that the structure lacks.
+        /// The name of the field that the structure lacks.
         field: &'static str,
     },
 }

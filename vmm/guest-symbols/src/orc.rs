@@ -7,7 +7,7 @@
 //! ```text
 //! i16 sp_offset, i16 bp_offset, u16: sp_reg 4 bits, bp_reg 4 bits, then
 //!                                     up to 6.3   type 2 bits (call, registers, interrupt frame), ..., end
-//!                                     from 6.4    type 3 bits (the same from 2 on)
+//!                                     from 6.4    type 3 bits (2: call, 3: registers, 4: interrupt frame)
 //! ```
 //!
 //! Linux 7 has renumbered the registers. The kernel's entry for calls to address 0, `null_orc_entry`, uses the stack
@@ -77,7 +77,8 @@ impl Frame {
 pub enum End {
     /// The walk ends at a program's instruction, which entered the kernel or is running.
     Program(u64),
-    /// The walk ends at the base of the stack: of a kernel thread, or at the kernel's first code.
+    /// The walk ends at the base of a kernel stack, where the stack of a kernel thread or of the kernel's boot code
+    /// begins.
     Stack,
     /// The kernel's tables do not describe this code, or memory is not readable.
     Lost,
@@ -96,7 +97,7 @@ impl std::fmt::Display for End {
 /// The result of a walk, the innermost function first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backtrace {
-    /// The functions.
+    /// The functions that have not returned.
     pub frames: Vec<Frame>,
     /// How the walk ended, after the last function.
     pub end: End,
@@ -122,7 +123,7 @@ pub(super) enum Kind {
     None,
 }
 
-/// `ORC_REG_*`.
+/// The numbers of registers in the tables: `ORC_REG_*` of Linux.
 pub(super) mod register {
     pub const PREV_SP: u16 = 1;
     pub const DX: u16 = 2;
@@ -217,7 +218,8 @@ struct Table {
 }
 
 impl Table {
-    /// Reads `count` addresses and as many entries, at most `room`.
+    /// Reads `count` addresses and `count` entries. Returns `None` if `count` is greater than `room`, and otherwise
+    /// subtracts it from `room`.
     fn read(
         view: KernelView<'_>,
         (addresses, entries): (u64, u64),
@@ -427,7 +429,7 @@ impl Walk<'_> {
     }
 }
 
-/// `struct pt_regs`.
+/// Offsets in `struct pt_regs`, in which the kernel's entry code saves registers.
 pub(super) mod saved {
     pub const R15: u64 = 0;
     pub const R14: u64 = 8;

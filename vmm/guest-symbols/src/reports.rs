@@ -1,7 +1,8 @@
 //! Panics, oopses, BUG, WARNING, KASAN and lockdep reports of a kernel, found by their first lines.
 //!
-//! An oops has several lines that could each begin a report ("BUG: kernel NULL pointer dereference", then "Oops: 0000
-//! [#1]"). A [`Sifter`] takes one line after the other, and says for each line whether the line begins a report.
+//! An oops has several lines that could each begin a report ("BUG: kernel NULL pointer dereference", then "Oops:
+//! 0000 [#1]"). A [`Sifter`] reads one line after the other, and says for each line whether the line begins a
+//! report.
 //!
 //! Follows Linux 6.1 to 7.2: `kernel/panic.c`, `arch/x86/kernel/{dumpstack,traps}.c`, `arch/x86/mm/fault.c`,
 //! `mm/kasan/report.c`, `kernel/locking/lockdep.c`.
@@ -13,7 +14,7 @@ use std::fmt::{Display, Formatter};
 pub enum Kind {
     /// The kernel panicked, and has stopped.
     Panic,
-    /// The kernel met an exception that it cannot handle.
+    /// A processor raised an exception that the kernel cannot handle.
     Oops,
     /// The kernel found a fault and continued.
     Bug,
@@ -21,7 +22,7 @@ pub enum Kind {
     Warning,
     /// A bad access to memory, found by KASAN or KFENCE.
     Kasan,
-    /// Locks in a wrong order, or in a wrong place.
+    /// Locks were taken in a wrong order, or in a context that does not allow these locks.
     Lockdep,
 }
 
@@ -38,7 +39,8 @@ impl Display for Kind {
     }
 }
 
-/// The beginnings of lines that begin reports, with the kinds of these reports. The first match counts.
+/// The beginnings of lines that begin reports, with the kinds of these reports. The first entry that matches a line
+/// gives the kind.
 const BEGINNINGS: [(&str, Kind); 33] = [
     ("Kernel panic - not syncing", Kind::Panic),
     ("BUG: unable to handle", Kind::Oops),
@@ -81,7 +83,7 @@ const END_OF_TRACE: &str = "---[ end trace";
 /// The number of an oops, in one of its lines: "[#1]".
 const NUMBERED: &str = "[#";
 
-/// Takes a kernel's lines one after the other, and detects the beginnings of reports.
+/// Reads a kernel's lines one after the other, and detects the beginnings of reports.
 #[derive(Clone, Debug, Default)]
 pub struct Sifter {
     /// `Some` while the last report is an unfinished oops. The value says whether the oops's number has been seen.
@@ -89,8 +91,8 @@ pub struct Sifter {
 }
 
 impl Sifter {
-    /// The kind of the report that begins with this line. `None` if no report begins. The line must not have the
-    /// kernel's time.
+    /// The kind of the report that begins with this line. `None` if no report begins. The line must not begin with
+    /// the kernel's time.
     pub fn begins(&mut self, line: &str) -> Option<Kind> {
         if line.starts_with(END_OF_TRACE) {
             self.oops = None;

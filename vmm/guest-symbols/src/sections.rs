@@ -43,8 +43,8 @@ impl Section {
     }
 }
 
-/// Sections of the kernel, and the symbols at their ends (`arch/x86/kernel/vmlinux.lds.S`). If two sections overlap,
-/// the first section in this list gets the space.
+/// Sections of the kernel, and the symbols at the start and at the end of each section
+/// (`arch/x86/kernel/vmlinux.lds.S`). If two sections overlap, the first section in this list gets the space.
 const MARKED: [(&str, &str, &str, Access); 6] = [
     (".text", "_text", "_etext", Access::Code),
     (".rodata", "__start_rodata", "__end_rodata", Access::Constants),

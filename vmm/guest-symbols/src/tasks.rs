@@ -204,7 +204,8 @@ impl Tasks {
         KernelView::all(guest).find_map(|view| view.number::<8>(self.place_of_current_in(view)?))
     }
 
-    /// As [`Tasks::running`], for the processor whose per-CPU variables have this base. The kernel keeps the base in GS.
+    /// Does the same as [`Tasks::running`] for the processor whose per-CPU variables have this base. The kernel
+    /// keeps the base in GS.
     pub fn running_of(&self, guest: &dyn GuestView, per_cpu_base: u64) -> Option<u64> {
         let place = per_cpu_base.wrapping_add(self.current);
         KernelView::all(guest).find_map(|view| view.number::<8>(place))
@@ -277,8 +278,8 @@ impl Tasks {
         Some(Thread { id: word(self.layout.pid)?, process: word(self.layout.tgid)?, name, task })
     }
 
-    /// The process whose first thread has its `task_struct` at an address. Also returns the fault of its list of
-    /// threads, if there is one.
+    /// The process whose first thread has its `task_struct` at an address. Also returns the fault in the process's
+    /// list of threads, if there is one.
     fn process(
         &self,
         memory: KernelView<'_>,
@@ -351,7 +352,7 @@ fn list(memory: KernelView<'_>, head: u64, room: &mut usize) -> (Vec<u64>, Optio
                 continue;
             }
             None => {
-                // The last node's own address is not mapped, so this node does not count.
+                // The last node's own address is not mapped, so this node is no task.
                 nodes.pop();
                 "a list has a bad pointer"
             }

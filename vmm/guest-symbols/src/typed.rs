@@ -1,5 +1,5 @@
-//! Variables and values in words, by the kernel's type information. The information has the names of types and fields.
-//! Numbers, texts and structures are shown as a person reads them.
+//! Variables and values as text, by the kernel's type information. The information has the names of types and
+//! fields. Numbers, texts and structures are shown as a person reads them.
 //!
 //! The guest's memory and its types are not trusted: every text, array and depth has a limit.
 
@@ -15,7 +15,7 @@ const MOST_TEXT_BYTES: usize = 128;
 const MOST_ELEMENTS: u64 = 16;
 /// The largest depth of structures inside structures that is shown.
 const MOST_DEPTH: usize = 2;
-/// The largest number of types between a name and its meaning, and of anonymous structures inside one another.
+/// The largest number of typedefs and qualifiers around a type, and of anonymous structures inside one another.
 const MOST_STEPS: usize = 32;
 /// The largest size in bytes of a variable whose value is shown.
 pub const MOST_VALUE_BYTES: u64 = 4096;
@@ -68,18 +68,18 @@ pub struct Signature {
 pub struct NamedType {
     /// The number of the type; 0 is `void`.
     pub number: u32,
-    /// The number of asterisks behind the type's name.
+    /// The number of asterisks after the type's name.
     pub pointers: usize,
 }
 
 /// A variable or a part of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variable {
-    /// The address of the first byte.
+    /// The address of the variable's first byte.
     pub address: u64,
-    /// The size in bytes.
+    /// The variable's size in bytes.
     pub size: u64,
-    /// The type.
+    /// The variable's type.
     pub kind: NamedType,
     /// The first bit and the number of bits, if the variable is a bit field.
     pub bits: Option<(u32, u8)>,
@@ -193,7 +193,7 @@ impl Btf<'_> {
         }
     }
 
-    /// The type behind typedefs and qualifiers, with its number.
+    /// The type without its typedefs and qualifiers, and the number of this type.
     fn meaning(&self, mut number: u32) -> Option<(u32, Shape<'_>)> {
         for _ in 0..MOST_STEPS {
             match self.full(number)?.shape {
@@ -216,7 +216,7 @@ impl Btf<'_> {
         Some(self.full(number)?.shape)
     }
 
-    /// Follows `path` from a variable: `.field`, `->field` and `[number]`, one behind the other.
+    /// Follows `path` from a variable: `.field`, `->field` and `[number]`, one after the other.
     pub fn follow(
         &self,
         mut variable: Variable,
@@ -262,7 +262,7 @@ impl Btf<'_> {
         let kind = NamedType::from(member.kind);
         let size =
             self.size_of(kind).ok_or_else(|| format!("the size of '{}' is not known", self.spelled(kind)))?;
-        // A bit field is read with all whole bytes of its type.
+        // For a bit field, the variable covers the unit of the type's size that contains the field.
         let (byte, bits) = match member.bit_size {
             Some(width) if size > 0 => {
                 let first = bit / (8 * size) * size;
@@ -318,7 +318,7 @@ impl Btf<'_> {
             _ => None,
         };
         let first = match array {
-            // An array of no elements is the end of a structure with elements behind it.
+            // An array of length zero at the end of a structure has its elements after the structure.
             Some((_, count)) if count > 0 && number >= count.into() => {
                 return Err(format!("'{}' has no element {number}", self.spelled(variable.kind)));
             }
@@ -332,7 +332,7 @@ impl Btf<'_> {
         Ok(Variable { address: first.address.wrapping_add(first.size.wrapping_mul(number)), ..first })
     }
 
-    /// A value in words. `bytes` are the value's bytes, of which some may be missing.
+    /// A value as text. `bytes` are the value's bytes, of which some may be missing.
     pub fn shown(&self, variable: &Variable, bytes: &[u8], describe: &Describe<'_>) -> String {
         self.shown_within(variable.kind, variable.bits, bytes, describe, MOST_DEPTH)
     }

@@ -27,7 +27,7 @@ const MAX_TABLE_BYTES: u64 = 256 << 20;
 /// Symbols that both the file and the kernel have. The difference of such a symbol's addresses is the distance between
 /// file and kernel.
 const LANDMARKS: [&str; 3] = ["_stext", "_text", "startup_64"];
-/// A file that has fewer functions in common with the guest's kernel does not count as a kernel.
+/// A file that has fewer functions than this in common with the guest's kernel is not accepted as a kernel.
 const MIN_COMMON: usize = 64;
 /// The percentage of functions that must be at the expected address.
 const MIN_AGREEING_PERCENT: usize = 99;
@@ -71,9 +71,9 @@ pub enum Unusable {
     /// The file cannot be read, or is not an ELF file with symbols.
     #[error("cannot use the symbols of {}: {source}", path.display())]
     Unreadable {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The error from reading the file.
         source: io::Error,
     },
     /// The file is of another kernel.
@@ -83,9 +83,9 @@ pub enum Unusable {
         path.display()
     )]
     OtherKernel {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The number of functions in both.
+        /// The number of functions in both the file and the guest's kernel.
         common: usize,
         /// The number of compared functions at the expected address, if the distance can be measured.
         agreeing: usize,
@@ -131,12 +131,12 @@ type Functions = BTreeMap<Vec<u8>, Option<u64>>;
 /// The loaded contents of a file.
 pub(super) struct Contents {
     functions: Functions,
-    /// See [`Placement::fixed`].
+    /// The sections that are not moved (see [`Placement::fixed`]).
     fixed: Vec<(String, u64)>,
 }
 
-/// The distance from the file to the guest's kernel, the number of comparable functions, and the number that agree with
-/// the distance.
+/// The distance between the addresses in the file and in the guest's kernel. Also the number of functions in both,
+/// and how many of these functions have this distance.
 fn compare_functions(functions: &Functions, symbols: &Symbols) -> (Option<u64>, usize, usize) {
     let known = |name: &str| functions.get(name.as_bytes()).copied().flatten();
     let distance = |name: &&str| Some(symbols.address_of(name)?.wrapping_sub(known(name)?));

@@ -26,7 +26,7 @@ pub fn record(kernel: &Path, name: &Path) -> Result<String, Box<dyn Error>> {
         debug_exit: Some(0x501),
         ..MachineOptions::default()
     };
-    // The default date and seed are fixed, so each run of this example records the same.
+    // The default date and seed are fixed, so each run of this example records the same guest run.
     let mut guest = Recordable::new(&options, PowerOn::default())?;
     // The script types the text as soon as the guest reads the console. A real console is `host::LiveInputs`. Any type
     // can implement `Inputs`.

@@ -46,9 +46,10 @@ impl Timeline {
         self.seek(target, poll)
     }
 
-    /// Makes runs and searches stop where this condition is true. [`crate::timeline::CONDITIONS`] lists the notations.
-    /// The condition may name symbols of the guest's kernels. If the guest runs several kernels (kexec), a name means
-    /// an address in each kernel. A hit at such an address counts only while its kernel runs.
+    /// Makes runs and searches stop where this condition is true. [`crate::timeline::CONDITIONS`] lists the
+    /// notations. The condition may name symbols of the guest's kernels. If the guest runs several kernels (kexec),
+    /// a name means an address in each kernel. A hit at such an address is ignored if the address's kernel does not
+    /// run.
     pub fn stop_at(&mut self, condition: &str) -> Result<(), Error> {
         let stops = match condition.parse::<Condition>() {
             Ok(Condition(stops)) => stops,

@@ -29,7 +29,7 @@ const BATCH_ROWS: usize = 128;
 /// The largest number of a worker's batches that wait for the caller. A worker with this many unread batches
 /// waits, too.
 const WAITING_BATCHES: usize = 64;
-/// How long the caller waits for workers before it asks again whether to stop.
+/// How long the caller waits for workers before it calls its poll function again.
 const WAIT: Duration = Duration::from_millis(10);
 
 /// A function that returns true if the work must stop.
@@ -57,7 +57,7 @@ pub(crate) trait Task: Sync {
     fn worker(&self) -> Result<Self::Worker, Error>;
     /// Takes back an idle worker.
     fn put_back(&self, worker: Self::Worker);
-    /// Goes to the interval's beginning and looks through the interval.
+    /// Moves the worker to the interval's beginning, and does the task in the interval.
     fn look_through(
         &self,
         worker: &mut Self::Worker,
@@ -89,8 +89,8 @@ pub(crate) enum Covered<P> {
 /// A function that receives rows, at least one in each call.
 pub(crate) type HandOn<'a, T> = dyn FnMut(Vec<T>) -> Result<(), Error> + 'a;
 
-/// Does a task along all intervals, with `own` and with other workers, on at most `threads` cores. Hands on the rows
-/// in the order of the intervals. `poll` asks whether the user wants to stop.
+/// Does a task in all intervals, on at most `threads` cores. The first worker is `own`. Passes the rows to
+/// `hand_on`, in the order of the intervals. `poll` asks whether the user wants to stop.
 pub(crate) fn ask<T: Task>(
     task: &T,
     own: &mut T::Worker,
@@ -139,7 +139,7 @@ pub(crate) fn ask<T: Task>(
     })
 }
 
-/// As [`ask`], with one worker and no other thread.
+/// Does the same as [`ask`], but with one worker, on the caller's thread.
 fn ask_alone<T: Task>(
     task: &T,
     own: &mut T::Worker,
@@ -198,8 +198,9 @@ struct Work<'a, T> {
 
 struct Next {
     number: usize,
-    /// Sends to the caller, in the order of the intervals, the number of the worker that took the interval. `None` when
-    /// no worker takes more intervals. Until then the caller waits for the next number.
+    /// A channel to the caller. For each interval, in order, a worker sends its own number when it takes the
+    /// interval. The channel is `None` when no worker takes more intervals. Until then the caller waits for the
+    /// next number.
     announce: Option<Sender<usize>>,
 }
 
@@ -228,7 +229,7 @@ impl<T: Task> Work<'_, T> {
         }
     }
 
-    /// As [`Work::work`], but gets a worker only if there is an interval left.
+    /// Does the same as [`Work::work`], but gets a worker only if there is an interval left.
     fn work_with_another(&self, number: usize, to: &SyncSender<Message<T>>) {
         let Some(interval) = self.take(number) else { return };
         match self.task.worker() {
@@ -238,7 +239,7 @@ impl<T: Task> Work<'_, T> {
                 }
                 self.task.put_back(worker);
             }
-            // If the channel is closed, the caller has ended and needs no error.
+            // If the channel is closed, the caller has already ended, so ignore that the error cannot be sent.
             Err(error) => _ = to.send(Message::Failed(error)),
         }
     }

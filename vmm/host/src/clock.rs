@@ -18,8 +18,8 @@ const SMALLEST_GRAIN: Duration = Duration::from_micros(5);
 /// The largest time in one event. If more host time has passed since the last event, the rest is dropped. The host was
 /// then suspended, or did not run this thread.
 const LONGEST: Duration = Duration::from_millis(500);
-/// The longest times until the inputs are polled again. The guest's deadlines do not matter here, because a person may
-/// type. After `LOOK` the next exit leads to a poll. After `FORCED_LOOK` the guest is stopped.
+/// The longest times until the inputs are polled again. These limits hold even if the guest has no deadline,
+/// because a person may type. After `LOOK` the next exit leads to a poll. After `FORCED_LOOK` the guest is stopped.
 const LOOK: Duration = Duration::from_millis(10);
 const FORCED_LOOK: Duration = Duration::from_millis(100);
 

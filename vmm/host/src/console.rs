@@ -22,7 +22,7 @@ use machine::inputs::{Event, Idle, Inputs, View};
 use machine::position::Moment;
 use machine::unit::Unit;
 
-/// The longest distance, in the machine's unit, between two polls for events.
+/// The longest distance between two polls for events, in the machine's unit (instructions or exits).
 const MOST_BETWEEN_POLLS: u64 = 2_000_000;
 /// The longest single wait for input. Signals are checked between two waits.
 const LONGEST_WAIT_NS: u64 = 100_000_000;
@@ -39,7 +39,7 @@ pub struct LiveOptions<C> {
     pub console_log: Option<PathBuf>,
     /// How time passes while the guest is idle.
     pub pacing: Pacing,
-    /// The count at which the run ends, if any.
+    /// The count of instructions or exits at which the run ends, if any.
     pub end_at: Option<C>,
     /// The guest time in nanoseconds after which the run ends, if any.
     pub end_after_ns: Option<u64>,
@@ -85,8 +85,9 @@ pub struct LiveConsole<C> {
 }
 
 impl<C: Unit> LiveConsole<C> {
-    /// Takes over standard input and output. From now on SIGTERM, SIGHUP, SIGINT and SIGQUIT end the run with an event,
-    /// so that the log gets an end record. The terminal must still be in the mode of the user's shell.
+    /// Uses standard input and output as the guest's console. From now on SIGTERM, SIGHUP, SIGINT and SIGQUIT end
+    /// the run with an event, so that the log gets an end record. The terminal must still be in the mode of the
+    /// user's shell.
     pub fn new(options: LiveOptions<C>) -> Result<LiveConsole<C>, Error> {
         let (terminated, resized) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
@@ -285,8 +286,9 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
     }
 
     fn next_poll(&self, now: Moment<C>) -> C {
-        // In a run that counts instructions, each instruction takes a nanosecond, so the end is this many instructions
-        // away. In a run that counts exits, the events that let time pass reach the end.
+        // In a run that counts instructions, each instruction takes a nanosecond, so the end is this many
+        // instructions away. In a run that counts exits, the guest's time advances only by events, and such an
+        // event reaches the end.
         let left = self.end_ns.map_or(MOST_BETWEEN_POLLS, |end| end.saturating_sub(now.time_ns));
         (now.count + left.min(MOST_BETWEEN_POLLS)).min(self.options.end_at.unwrap_or(C::MAX))
     }
@@ -335,7 +337,7 @@ impl<C: Unit> LiveConsole<C> {
             let before = Instant::now();
             self.read_keyboard(Duration::from_nanos(passed_ns), others.unwrap_or_default());
             if others.is_some() || !self.typed.is_empty() || !self.commands.is_empty() {
-                // An input may have ended the wait early, so the time that has really passed counts.
+                // An input may have ended the wait early, so this function uses the time that has really passed.
                 passed_ns = passed_ns.min(before.elapsed().as_nanos() as u64).max(1);
             }
         }

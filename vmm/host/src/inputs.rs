@@ -11,13 +11,14 @@ use machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
 use machine::position::Moment;
 use machine::unit::Unit;
 
-/// Distance, in the machine's unit, between two polls of passed-through devices while the guest is busy.
+/// Distance, in instructions or exits, between two polls of passed-through devices while the guest is busy.
 const BETWEEN_LOOKS: u64 = 100_000;
-/// As [`BETWEEN_LOOKS`], while a device must be polled because nothing reports its interrupts.
+/// As [`BETWEEN_LOOKS`], but while there is a device that the host must poll to find its interrupts.
 const BETWEEN_WATCHING_LOOKS: u64 = 20_000;
-/// Time between two polls of a watched device while the guest is idle.
+/// Time between two polls of a device that must be polled for interrupts, while the guest is idle.
 const WATCHING_NS: u64 = 250_000;
-/// The largest number of polls of a watched device in one wait. Signals are checked between two waits.
+/// The largest number of polls in one wait, for a device that must be polled for interrupts. Signals are checked
+/// between two waits.
 const LOOKS_IN_A_WAIT: usize = 400;
 
 /// A console, and optionally a network and devices.

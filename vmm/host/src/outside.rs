@@ -25,16 +25,17 @@ pub(super) trait Devices {
     fn wakes(&self) -> Vec<BorrowedFd<'_>>;
     /// Whether a device must be polled, because the host does not report its interrupts.
     fn are_watched(&self) -> bool;
-    /// Polls the watched devices while the guest waits. Returns whether a device interrupts. The next
-    /// [`Devices::receive`] returns this interrupt.
+    /// Polls the devices that must be polled, while the guest waits. Returns whether a device has an interrupt. The
+    /// next [`Devices::receive`] returns this interrupt.
     fn look(&mut self) -> bool;
     /// Prepares for a wait of the guest: shows the guest's writes to the devices, and makes the next check due at once.
     fn before_idle(&mut self);
-    /// Returns input that devices send without a question of the guest. Returns `None` if there is none, or if the
-    /// devices were checked shortly before.
+    /// Returns input that does not answer a read of the guest: interrupts, and the devices' writes to memory.
+    /// Returns `None` if there is none, or if the devices were checked shortly before.
     fn receive(&mut self) -> Option<DeviceInputV1>;
-    /// Asks a device and returns its answer.
+    /// Passes a read of the guest, or a change of the guest's IOMMU tables, to a device. Returns the device's
+    /// answer.
     fn ask(&mut self, ask: &AskV1) -> DeviceInputV1;
-    /// Passes on a write of the guest, or a notice, to a device.
+    /// Passes a write of the guest, or the guest's choice of an interrupt mode, to a device.
     fn tell(&mut self, told: &AskV1);
 }

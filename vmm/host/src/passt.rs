@@ -1,5 +1,5 @@
-//! The program `passt`, which gives a guest the host's network without privileges. `passt` sends Ethernet
-//! frames over a socket. Each frame follows its length (32 bits, big endian), as in QEMU's socket networks.
+//! The program `passt`, which gives a guest the host's network without privileges. `passt` sends Ethernet frames
+//! over a socket. Before each frame comes the frame's length (32 bits, big endian), as in QEMU's socket networks.
 //!
 //! See passt(1) and QEMU's documentation of `-netdev stream`.
 

@@ -26,7 +26,7 @@ impl Stopping {
         Ok(Some(Stopping { modes, stops, continues }))
     }
 
-    /// Asks for a stop.
+    /// Requests a stop, which the next call of [`Stopping::obey`] executes.
     pub fn ask(&self) {
         self.stops.store(true, Ordering::Relaxed);
     }

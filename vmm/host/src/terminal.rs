@@ -1,4 +1,4 @@
-//! The user's terminal in raw mode. The earlier mode is restored whenever the run is left.
+//! The user's terminal in raw mode. The earlier mode is restored however the run ends.
 
 use std::io::IsTerminal;
 

@@ -1,5 +1,5 @@
-//! The bus of a machine with passed-through devices. If a guest's instruction reads from such a device, the bus asks
-//! the inputs for the value in the middle of the instruction.
+//! The bus of a machine with passed-through devices. If a guest's instruction reads from such a device, the bus
+//! asks the machine's inputs for the value while the instruction executes.
 
 use cpu::{Bus, BusSignals, ProcessorSignals};
 use devices::passthrough::AskV1;
@@ -36,7 +36,8 @@ impl<'a, U: Unit> AskingBus<'a, U> {
         AskedAt { at: Moment { count, time_ns: self.bus.time_ns(steps) }, instructions }
     }
 
-    /// Asks a device, and applies all input from devices up to the answer. Returns the answer's value.
+    /// Asks a device by asking the inputs. Applies all device inputs up to the input with the answer. Returns the
+    /// answer's value.
     fn ask(&mut self, at: AskedAt<U>, ask: AskV1) -> u64 {
         self.answered = true;
         while self.failed.is_none() {
@@ -53,7 +54,7 @@ impl<'a, U: Unit> AskingBus<'a, U> {
         u64::MAX
     }
 
-    /// Passes to the inputs the writes that the guest made to devices in the access that has just ended.
+    /// Tells the inputs which writes the guest made to passed-through devices in the access that has just ended.
     fn hand_on(&mut self, at: AskedAt<U>) {
         for told in self.bus.platform.bus_mut().take_told() {
             if told.is_answered() {

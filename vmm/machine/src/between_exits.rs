@@ -1,6 +1,6 @@
 //! The machine's state between two exits, for engines that count no instructions.
 //!
-//! The module `stopping` uses these facts to decide at which place the guest stands.
+//! The module `stopping` uses these facts to decide at which place between two exits the guest is.
 
 use checkpoint::PageMap;
 use cpu::{Counts, CpuState};
@@ -16,11 +16,13 @@ pub(super) struct Stopping {
     pub stopped: Option<Stopped>,
     /// Whether the CPU's counts were restarted later than at the start of the run ([`crate::Machine::count_anew`]).
     pub counts_anew: bool,
-    /// Whether the guest stands at a place that is not the landing place, although its registers are the same.
+    /// Whether the guest's present place is known to differ from the landing place, which is the recorded place
+    /// that a replay looks for.
     pub not_here: bool,
-    /// How many times in a row the engine ran beyond the landing place.
+    /// How many times in a row the engine ran beyond the landing place, which is the recorded place that a replay
+    /// looks for.
     pub overshots: u32,
-    /// The state to restore if the engine runs too far again.
+    /// The state to restore if the engine runs beyond the landing place.
     pub before: Option<Before>,
 }
 

@@ -15,7 +15,7 @@ use crate::position::{Exits, Instructions};
 use crate::profile::Profile;
 use crate::unit::Unit;
 
-/// The CPU stops when this number of sent frames waits, so that the machine can pass the frames to the inputs.
+/// The CPU stops when this many sent frames wait in the bus. The machine can then pass the frames to the inputs.
 /// Otherwise the frames of a fast guest would fill the host's memory.
 const MOST_SENT: usize = 64;
 
@@ -72,8 +72,8 @@ impl MachineBus {
         self.clock.time_ns(Instructions(steps))
     }
 
-    /// Takes console output right after the instruction that printed this output. So a panic's report ends at one place
-    /// in the run, which a replay finds again.
+    /// Takes console output right after the instruction that printed this output. So the end of a panic's report is
+    /// at one exact place in the run, and a replay finds the same place.
     fn note_output(&mut self, take: impl FnOnce(&mut Platform<PciBus>) -> Vec<u8>) {
         let mut output = take(&mut self.platform);
         if !output.is_empty() {
@@ -82,7 +82,7 @@ impl MachineBus {
         }
     }
 
-    /// Makes an access to a device, and takes the frames that the access sent.
+    /// Makes an access to a device, and stores the frames that the guest sent by this access.
     fn note_sent(&mut self, steps: u64, access: impl FnOnce(&mut MachineBus)) {
         let (instructions, exits, time_ns) = (Instructions(steps), self.clock.exits, self.time_ns(steps));
         access(self);
@@ -98,7 +98,8 @@ impl MachineBus {
         self.clock.prepare_run(now, limit, self.platform.next_deadline_ns())
     }
 
-    /// Applies input from passed-through devices, and their writes to memory first. Writes outside of RAM are lost.
+    /// Applies an input from passed-through devices: first the devices' writes to memory, then the rest. Writes
+    /// outside of RAM are lost.
     pub fn take_from_devices(&mut self, now_ns: u64, input: &DeviceInputV1) {
         for write in &input.dma {
             if self.ram.write_slice(&write.bytes, GuestAddress(write.gpa)).is_err() {

@@ -1,4 +1,4 @@
-//! Changes that a debugger or a test makes to a machine. These changes are not part of the machine's run.
+//! Changes that a debugger or a test makes to a machine. These changes are not part of the recorded run.
 
 use cpu::CpuState;
 use vm_memory::{Bytes, GuestAddress};
@@ -43,8 +43,8 @@ impl<U: Unit> Machine<U> {
         self.engine.cpu().core().peek_address(linear).and_then(|gpa| self.ram().layout().offset_of(gpa))
     }
 
-    /// Lets a machine continue after its run was ended from outside, or by a panic or the debug-exit port. The guest
-    /// itself could have continued in all these cases.
+    /// Lets a machine continue after its run has ended. The end must have come from outside, or by a panic or the
+    /// debug-exit port, so that the guest itself can continue.
     pub fn go_on_after_end(&mut self) {
         self.outcome.take_if(|outcome| {
             outcome.is_from_outside() || matches!(outcome, Outcome::Panic | Outcome::DebugExit { .. })

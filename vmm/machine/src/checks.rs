@@ -7,7 +7,8 @@
 
 use crate::position::{Count, Moment};
 
-/// How often a recorder takes each kind of check. Distances are in the machine's unit, except for times.
+/// How often a recorder takes each kind of check. Distances are in the machine's unit (instructions or exits),
+/// except for times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intervals {
     /// Distance between two checks of the registers.
@@ -73,8 +74,9 @@ impl<C> CheckRecord<C> {
 
 /// The schedule of a recorder's checks.
 ///
-/// Only the registers are also checked by virtual time. The other parts are checked by the count alone. An idle guest's
-/// seconds pass in almost no host time, so checks of these parts by virtual time would cost too much.
+/// Only the registers are also checked by virtual time. The other parts are checked by the count alone. While a
+/// guest is idle, seconds of virtual time pass in almost no host time. So checks of these parts by virtual time
+/// would cost too much.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule<C> {
     intervals: Intervals,

@@ -6,7 +6,7 @@ use cpu::Counts;
 use crate::position::{Count, Exits, Instructions};
 use crate::unit::Unit;
 
-/// A virtual time in nanoseconds that no run reaches: 146 years. Sums of two smaller times do not overflow.
+/// A virtual time in nanoseconds that no run reaches: 146 years. The sum of two times below it does not overflow.
 pub const MAX_TIME_NS: u64 = 1 << 62;
 
 /// The source of virtual time while the guest runs.
@@ -69,8 +69,8 @@ impl Clock {
         self.idle_ns = self.idle_ns.saturating_add(ns).min(MAX_TIME_NS);
     }
 
-    /// Prepares a run from `now` to `limit` at most. Returns the count of instructions at which the CPU stops, for
-    /// the limit or for the next deadline.
+    /// Prepares a run that begins at `now` and ends at `limit` at the latest. Returns the count of instructions at
+    /// which the CPU stops, for the limit or for the next deadline.
     pub fn prepare_run<U: Unit>(
         &mut self,
         now: Instructions,
@@ -90,8 +90,9 @@ impl Clock {
         until
     }
 
-    /// Notes the deadline for which the engine's run ends, if time comes in as events. `None` means that the run does
-    /// not end for a deadline. If the guest then sets an earlier deadline, the CPU stops at once.
+    /// Notes the deadline at which the engine will end its run, if time comes in as events. `None` means that the
+    /// engine does not wait for a deadline. If the guest sets an earlier deadline during the run, the CPU stops at
+    /// once.
     pub fn await_deadline(&mut self, deadline_ns: Option<u64>) {
         if self.base == TimeBase::Exits {
             self.run_until_ns = deadline_ns.unwrap_or(0);

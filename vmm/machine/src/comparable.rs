@@ -1,9 +1,9 @@
 //! The part of a CPU's state that is the same on every engine and processor.
 //!
-//! The software CPU gives states that are equal bit by bit. Hardware processors also have state that the architecture
-//! does not define. Examples are hidden parts of unused segments, undefined flags (also in copies of RFLAGS), and the
-//! address of the last x87 instruction. Machines that may run on different engines and processor models are compared
-//! without such state, and without counts that only one engine has.
+//! States of the software CPU are equal bit by bit on all hosts. Hardware processors also have state that the
+//! architecture does not define. Examples are hidden parts of unused segments, undefined flags (also in copies of
+//! RFLAGS), and the address of the last x87 instruction. Machines that may run on different engines and processor
+//! models are compared without this undefined state, and without counts that only one engine has.
 
 use cpu::{Counts, CpuState, CpuStateV1, SegReg, TurnState};
 use serde::Serialize;
@@ -21,7 +21,8 @@ pub enum Likeness {
     AcrossProcessors,
 }
 
-/// CF, PF, AF, ZF, SF, OF, and RF, which processors clear at slightly different moments.
+/// The arithmetic flags CF, PF, AF, ZF, SF and OF, which may be undefined, and RF. Processors clear RF at slightly
+/// different moments.
 const VOLATILE_FLAGS: u64 = 0x8d5 | 1 << 16;
 
 #[derive(Debug, Serialize)]

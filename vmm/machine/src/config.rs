@@ -25,7 +25,7 @@ pub use crate::image_file::{
     FileIdentity, ImageFile, hash_image, hash_image_with, identity_when_hashed, same,
 };
 
-/// The least RAM. Operating systems are not expected to boot in less RAM.
+/// The smallest size of RAM. No operating system is expected to boot in less RAM.
 pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
 /// The largest size of RAM. The CPU models have 40 physical address bits, so the limit is far below their address
 /// space.
@@ -97,14 +97,14 @@ pub struct MachineConfig {
     pub passthrough: Vec<PassedDevice>,
 }
 
-/// The user's options for a machine. [`MachineConfig::from_options`] reads the files that they name.
+/// The user's options for a machine. [`MachineConfig::from_options`] reads the files that the options name.
 #[derive(Clone, Debug, Default)]
 pub struct MachineOptions {
     /// Kernel image.
     pub kernel: PathBuf,
     /// Initial RAM disk.
     pub initrd: Option<PathBuf>,
-    /// Modules: path and command line.
+    /// Boot modules: the path and the command line of each.
     pub modules: Vec<(PathBuf, String)>,
     /// Command line.
     pub cmdline: String,
@@ -131,7 +131,7 @@ const DISK: &str = "disk image";
 /// The largest kernel file: with debug information a kernel may be larger than most guests' memory.
 const MAX_KERNEL_FILE_BYTES: u64 = 2 << 30;
 
-/// The largest file of a starting state, without the contents of RAM and disk.
+/// The largest size of a starting state's file, not counting the contents of RAM and disk.
 const MAX_STATE_FILE_BYTES: u64 = 64 << 20;
 
 impl MachineConfig {
@@ -140,8 +140,8 @@ impl MachineConfig {
         MachineConfig::from_opened(options, &mut |_, path| open_image(path))
     }
 
-    /// As [`MachineConfig::from_options`], but `open` opens kernel, initial RAM disk and modules. `open` may
-    /// return a copy of the file at the path.
+    /// Does the same as [`MachineConfig::from_options`], but `open` opens kernel, initial RAM disk and modules.
+    /// `open` may return a copy of the file at the path.
     pub fn from_opened(
         options: &MachineOptions,
         open: &mut dyn FnMut(KernelFile, &Path) -> Result<File, Error>,
@@ -274,7 +274,7 @@ impl MachineConfig {
         self.start.images().into_iter().chain(self.disk.iter().map(|file| (DISK, file)))
     }
 
-    /// As [`MachineConfig::images`], but mutable.
+    /// Returns the same as [`MachineConfig::images`], as mutable references.
     pub fn images_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut ImageFile)> {
         self.start.images_mut().into_iter().chain(self.disk.iter_mut().map(|file| (DISK, file)))
     }
@@ -298,8 +298,9 @@ impl MachineConfig {
         }
     }
 
-    /// Reads the images of a recording of this format, and checks that they have not changed. Skips the disk, which
-    /// is read block by block while the machine runs: see [`MachineConfig::check_disk`].
+    /// Reads the images of a recording in this format, and checks that they have not changed since the recording
+    /// was made. Skips the disk, which is read block by block while the machine runs: see
+    /// [`MachineConfig::check_disk`].
     pub fn read_images(&self, format: Format) -> Result<Images, Error> {
         Ok(match &self.start {
             Start::Kernel(files) => Images::Kernel(self.read_kernel(files)?),
@@ -326,7 +327,7 @@ impl MachineConfig {
         Ok(KernelImages { kernel: self.prepared(kernel), initrd, modules })
     }
 
-    /// The contents of an image. Fails unless the image is the recorded image.
+    /// Reads the contents of an image. Fails unless the image is the recorded image.
     fn read_same(&self, what: &str, file: &ImageFile) -> Result<Vec<u8>, Error> {
         let (now, bytes) = read_recorded(what, file, |path| read_image(path, self.most_bytes(what)))?;
         same(what, file, &now)?;

@@ -3,11 +3,12 @@
 
 /// Linux prints this text when a panic's report is complete.
 const PANIC_END: &[u8] = b"---[ end Kernel panic";
-/// Linux prints this text when a panic's report begins. A kernel that reboots on a panic (`panic=-1`) prints no end.
+/// Linux prints this text when a panic's report begins. A kernel that reboots on a panic (`panic=-1`) does not
+/// print the text for the end.
 pub const PANIC_BEGIN: &[u8] = b"Kernel panic - not syncing";
 /// The size of the tail in bytes.
 const TAIL_BYTES: usize = 8192;
-/// A length of output that no guest reaches.
+/// A number of bytes of console output that no guest reaches.
 const MAX_LENGTH_BYTES: u64 = 1 << 62;
 
 /// The end of the console's output.
@@ -15,8 +16,8 @@ const MAX_LENGTH_BYTES: u64 = 1 << 62;
 pub struct ConsoleTail {
     /// Number of bytes that the guest has written to the console so far.
     pub(super) length_bytes: u64,
-    /// The last [`TAIL_BYTES`] of the output, or all output. The tail does not depend on how the output was cut into
-    /// pieces, so that equal machines have equal states.
+    /// The last [`TAIL_BYTES`] of the output, or all output if there is less. The tail does not depend on the
+    /// pieces in which the output came, so that equal machines have equal states.
     pub(super) tail: Vec<u8>,
 }
 

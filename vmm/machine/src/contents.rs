@@ -12,7 +12,7 @@ use crate::run::Machine;
 use crate::unit::Unit;
 use crate::written_pages::Reader;
 
-/// The disk's PCI slot. The disk, if there is one, is the first device on the bus.
+/// The disk's PCI slot. If the machine has a disk, the disk is the first device on the bus.
 const DISK_SLOT: usize = 1;
 
 impl<U: Unit> Machine<U> {
@@ -29,7 +29,8 @@ impl<U: Unit> Machine<U> {
         self.store = Some(store);
     }
 
-    /// Detaches the store. No page of RAM's image or of the disk may refer to the store any more.
+    /// Detaches the store. The caller must ensure that no page of RAM's image or of the disk still refers to the
+    /// store.
     pub(super) fn detach_store(&mut self) {
         if let Some(disk) = self.disk_mut() {
             disk.detach_store();
@@ -47,7 +48,8 @@ impl<U: Unit> Machine<U> {
         (self.ram().flags().pages(), self.disk_mut().map_or(0, |disk| disk.block_count()))
     }
 
-    /// The contents of RAM and disk. The cost depends on the number of pages written since the last call or restore.
+    /// Maps with the contents of RAM and disk. The cost depends on the number of pages written since the last call
+    /// or restore.
     pub fn maps(&mut self) -> Result<Maps, Error> {
         Ok(self.capture()?.0)
     }
@@ -67,7 +69,8 @@ impl<U: Unit> Machine<U> {
         Ok(held)
     }
 
-    /// As [`Machine::maps`], and also returns the number of pages of RAM that were copied.
+    /// Returns the same maps as [`Machine::maps`], and the number of pages and blocks that were copied or newly
+    /// written.
     pub fn capture(&mut self) -> Result<(Maps, usize), Error> {
         let mut held = self.update_image()?;
         held += self.disk_mut().map_or(0, |disk| disk.take_written().len());
@@ -136,7 +139,8 @@ impl<U: Unit> Machine<U> {
         Ok(self.written.count(Reader::Trail))
     }
 
-    /// Calls `each` with every page of RAM written since the last call.
+    /// Calls `each` with every page of RAM written since the last call. The trail of states before a recording's
+    /// end is made from these pages.
     pub fn take_trail(&mut self, mut each: impl FnMut(u64, &Page)) -> Result<(), Error> {
         self.collect_written()?;
         let mut contents = [0; PAGE_BYTES];
@@ -167,7 +171,8 @@ impl<U: Unit> Machine<U> {
         disk.read_whole_block(block, to)
     }
 
-    /// Replaces blocks in memory by their stored copies in a checkpoint. Skips blocks that the guest has changed since.
+    /// Replaces disk blocks in memory by their stored copies in a checkpoint. Skips blocks that the guest has
+    /// changed since that checkpoint.
     pub fn adopt_blocks(&mut self, blocks: impl IntoIterator<Item = (u64, PageRef)>) {
         if let Some(disk) = self.disk_mut() {
             blocks.into_iter().for_each(|(block, stored)| disk.adopt(block, stored));
@@ -197,8 +202,8 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// Replaces the machine's maps by `maps`, the maps of a recording's checkpoint at exactly this point. So the
-    /// machine's own copies of pages in memory are freed. Does not check that the contents are equal.
+    /// Replaces the machine's maps by `maps`, the maps of a recording's checkpoint at exactly this point. This
+    /// frees the machine's own copies of pages in memory. Does not check that the contents are equal.
     pub fn rebase(&mut self, maps: &Maps) -> Result<(), Error> {
         self.collect_written()?;
         self.written.take(Reader::Image);
@@ -215,11 +220,13 @@ impl<U: Unit> Machine<U> {
         let differing: Vec<u64> = to.changed_since(&self.image).map(|(page, _)| page).collect();
         let pages: Vec<u64> = merged(&written, &differing).collect();
         if let Err(error) = self.put_pages(&pages, to) {
-            // Each of these pages may have old or new contents, so the next restore must compare it.
+            // Each of these pages may have its old or its new contents in RAM, so the next restore must write all
+            // of them again.
             pages.iter().for_each(|&page| self.written.look_again(Reader::Image, page));
             return Err(error);
         }
-        // The digest has not seen the replaced pages yet. The image already has their contents.
+        // Marks the replaced pages as written, because the digest does not cover their new contents yet. The image
+        // needs no update for these pages.
         self.collect_written()?;
         self.written.take(Reader::Image);
         self.image = to.clone();
@@ -254,13 +261,14 @@ impl<U: Unit> Machine<U> {
         self.disk_mut().map(OverlayDisk::hash).unwrap_or_default()
     }
 
-    /// As [`Machine::disk_hash`], but takes the digests of stored blocks from the store without reading the blocks.
+    /// Returns the same hash as [`Machine::disk_hash`], but takes the digests of stored blocks from the store
+    /// without reading the blocks.
     pub(super) fn known_disk_hash(&mut self) -> [u8; 32] {
         self.disk_mut().map(OverlayDisk::known_hash).unwrap_or_default()
     }
 }
 
-/// The new version of a page that was `old`; `None` if it has not changed.
+/// The new version of a page whose last version was `old`; `None` if the page has not changed.
 fn changed_page(old: &PageRef, contents: &Page) -> Option<PageRef> {
     match old {
         PageRef::Held(page) if **page == *contents => None,
@@ -404,7 +412,7 @@ mod tests {
             recorded.adopt_blocks(disk);
             versions.push((read(&mut recorded), recorded.disk_hash(), recorded.known_hashes().unwrap().disk));
         }
-        // Starts from the files only, as another process would.
+        // The replayed machine is built from the files only, as in another process.
         let mut replayed = machine(directory.path());
         let store = Arc::new(Store::open(directory.path().join("store")).unwrap());
         replayed.attach_store(store.clone());

@@ -24,11 +24,11 @@ pub struct OverlayDisk {
     base: File,
     path: PathBuf,
     size_bytes: u64,
-    /// The blocks that an earlier run had written before this run started, for a machine that did not start at
-    /// power-on.
+    /// The blocks that an earlier run wrote before this run started. If the machine started at power-on, there are
+    /// no such blocks.
     start: PageMap,
-    /// The location of each block's contents. [`PageRef::Base`] means that `start` has the location, or else the base
-    /// image.
+    /// The location of each block's contents. [`PageRef::Base`] means that this run has not written the block. The
+    /// contents are then in `start`, or else in the base image.
     blocks: PageMap,
     /// Blocks written since [`OverlayDisk::take_written`] was last called.
     written: BTreeSet<u64>,
@@ -68,7 +68,8 @@ impl OverlayDisk {
         self.blocks.len()
     }
 
-    /// Sets the blocks that an earlier run had written. The blocks are in memory, and hide the base image.
+    /// Sets the blocks that an earlier run had written. The blocks are in memory, and are read in place of the base
+    /// image's blocks.
     pub fn set_start(&mut self, start: PageMap) {
         self.start = start;
     }
@@ -102,7 +103,7 @@ impl OverlayDisk {
         self.store = Some(store);
     }
 
-    /// Detaches the store. No block's contents may be in the store.
+    /// Detaches the store. The caller must ensure that no block refers to the store.
     pub fn detach_store(&mut self) {
         self.store = None;
     }
@@ -112,7 +113,7 @@ impl OverlayDisk {
         self.blocks.clone()
     }
 
-    /// Switches to other contents of the disk, which [`OverlayDisk::version`] returned.
+    /// Replaces the disk's contents by `version`, which [`OverlayDisk::version`] returned earlier.
     pub fn set_version(&mut self, version: &PageMap) {
         self.blocks.clone_from(version);
         self.written.clear();
@@ -148,8 +149,8 @@ impl OverlayDisk {
     }
 
     /// Replaces each written block by the stored block of `version`, if the two are equal.
-    /// [`OverlayDisk::take_written`] then no longer returns this block. Reads the stored blocks, so that a damaged
-    /// block is not used.
+    /// [`OverlayDisk::take_written`] then no longer returns the replaced block. Reads the stored blocks, so that a
+    /// damaged block is not used.
     pub fn adopt_written(&mut self, version: &PageMap) -> Result<(), Error> {
         let Some(store) = self.store.clone() else { return Ok(()) };
         let (mut equal, mut stored) = (Vec::new(), Vec::new());
@@ -178,7 +179,8 @@ impl OverlayDisk {
         self.hash_of(Self::digest_of)
     }
 
-    /// As [`OverlayDisk::hash`], but takes the digests of stored blocks from the store instead of reading the blocks.
+    /// Returns the same hash as [`OverlayDisk::hash`], but takes the digests of stored blocks from the store
+    /// instead of reading the blocks.
     pub fn known_hash(&mut self) -> [u8; 32] {
         self.hash_of(|disk, number| {
             let known = match (disk.blocks.get(number), &disk.store) {
@@ -234,7 +236,8 @@ impl OverlayDisk {
         Ok(())
     }
 
-    /// As [`OverlayDisk::read_block`], for callers other than the guest: returns a failure and does not remember it.
+    /// Does the same as [`OverlayDisk::read_block`], for callers other than the guest. Returns a failure, so that
+    /// [`OverlayDisk::take_failure`] does not return it later.
     pub fn read_whole_block(&mut self, number: u64, to: &mut Page) -> Result<(), Error> {
         let Err(error) = self.read_block(number, to) else { return Ok(()) };
         let offset = number * BLOCK_BYTES;

@@ -58,8 +58,8 @@ pub enum Error {
         /// The cause.
         source: std::io::Error,
     },
-    /// The disk's backing file failed while the guest used it. If the run continued, the guest would see an error
-    /// that no replay can repeat.
+    /// The disk's image file failed while the guest used the disk, so the run ends. Otherwise the guest would see
+    /// an error that no replay can repeat.
     #[error("the disk image {path} failed at byte {offset}: {source}")]
     Disk {
         /// The image.
@@ -69,10 +69,10 @@ pub enum Error {
         /// The cause.
         source: std::io::Error,
     },
-    /// A state that does not fit this machine.
+    /// A stored state does not fit this machine.
     #[error("the saved state does not fit this machine: {0}")]
     State(String),
-    /// A position that does not exist.
+    /// The requested position does not exist.
     #[error("{0}")]
     Position(String),
     /// The request does not fit the machine or recording that it was made to.
@@ -99,8 +99,8 @@ fn reason(source: &std::io::Error) -> String {
     }
 }
 
-/// The error as a sentence, with the host's message if there is one, and with advice. (The binary does not print the
-/// chain of causes.)
+/// The error as one sentence, with the host's message if there is one, and with advice. The program prints only
+/// this sentence, and not the causes of the error.
 fn with_advice(error: &StoreError) -> String {
     let sentence = match (&error.kind, std::error::Error::source(error)) {
         (StoreErrorKind::Io { source, .. }, _) => format!("{error}: {}", reason(source)),
@@ -140,7 +140,7 @@ impl Error {
         move |source| Error::File { action, path, source }
     }
 
-    /// The error that a recording cannot be used.
+    /// Makes the error that a recording cannot be used.
     pub fn recording(path: impl Into<PathBuf>, why: impl Into<String>) -> Error {
         Error::Recording { path: path.into(), why: why.into() }
     }

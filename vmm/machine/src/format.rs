@@ -21,10 +21,11 @@ pub enum Format {
     /// Format 5: the types whose names end in `V1`, and `ManifestV5`.
     #[default]
     V5,
-    /// Format 6: as format 5, for machines with several processors. After the state as in format 5 come the states of
-    /// the other processors ([`OtherProcessorsV1`]). The manifest has their number. The state of the turns follows
-    /// ([`TurnStateV1`]), unless the counts alone determine whose turn it is. If spins yield, the search for
-    /// spins comes last ([`SpinStateV1`]).
+    /// Format 6: format 5 with additions for machines with several processors. After the machine's state in format
+    /// 5 come the states of the other processors ([`OtherProcessorsV1`]). The manifest has the number of
+    /// processors. The state of the turns follows ([`TurnStateV1`]), unless the counts alone determine whose turn
+    /// it is. If a turn ends when its processor spins, the state of the search for spins comes last
+    /// ([`SpinStateV1`]).
     V6,
 }
 
@@ -68,7 +69,7 @@ impl MachineState {
         .expect("plain data in memory always serializes")
     }
 
-    /// Parses a state; `None` if the bytes are no state. The bytes may come from strangers.
+    /// Parses a machine's state; `None` if the bytes are not a valid state. The bytes may come from strangers.
     pub fn from_bytes(format: Format, bytes: &[u8]) -> Option<MachineState> {
         match format {
             Format::V5 => {
@@ -89,8 +90,8 @@ impl MachineState {
     }
 }
 
-/// Parses a value at the start of these bytes, and returns the bytes behind it. There is no value where no bytes are left.
-/// Returns `None` if the bytes are no such value.
+/// Parses a value at the start of these bytes. Returns the value, and the bytes after the value. If there are no
+/// bytes, returns no value. Returns the outer `None` if the bytes are not a valid value.
 fn next_if_any<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<(Option<T>, &'a [u8])> {
     if bytes.is_empty() {
         return Some((None, bytes));

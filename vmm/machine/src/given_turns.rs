@@ -24,15 +24,15 @@ use crate::position::{Count, Moment};
 /// Inputs that wrap other inputs, and add the turns that the processors take from the machine's present point on. After
 /// the last of these turns, the machine's policy chooses the turns.
 ///
-/// A turn whose processor cannot run is skipped. If no processor of the waiting given turns can run, the policy chooses
-/// a turn.
+/// A given turn is skipped if its processor cannot run. If no processor of the waiting given turns can run, the
+/// policy chooses a turn.
 pub struct GivenTurns<I, T: Iterator<Item = Turn>> {
     inputs: I,
     turns: Peekable<T>,
 }
 
 impl<I, T: Iterator<Item = Turn>> GivenTurns<I, T> {
-    /// Makes inputs that give these turns and pass on all events of `inputs`.
+    /// Makes inputs that return these turns, and also all events of `inputs`.
     pub fn new(inputs: I, turns: impl IntoIterator<IntoIter = T>) -> GivenTurns<I, T> {
         GivenTurns { inputs, turns: turns.into_iter().peekable() }
     }

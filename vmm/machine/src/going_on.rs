@@ -24,8 +24,8 @@ impl StartingState {
 }
 
 impl<U: Unit> Machine<U> {
-    /// Moves the machine to a starting state. All counts become zero, and no page counts as written. RAM and disk must
-    /// have the sizes of the state's machine. The machine's disk gets the state's blocks.
+    /// Moves the machine to a starting state. All counts become zero, and no page is regarded as written. RAM and
+    /// disk must have the sizes of the state's machine. The machine's disk gets the state's blocks.
     pub fn begin_at(&mut self, start: &StartingState) -> Result<(), Error> {
         let (pages, blocks) = self.page_counts();
         if (pages, blocks) != (start.maps.ram.len(), start.maps.disk.len()) {
@@ -40,9 +40,9 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// Makes the present place the machine's start. The result is the same as making a starting state here and starting
-    /// a machine from it. But RAM is not copied, and translated code stays valid. The call removes a debugger's stops,
-    /// and detaches the store.
+    /// Makes the machine's present state its starting state. The result is the same as if a starting state were
+    /// made here, and a new machine were started from this state. But RAM is not copied, and translated code stays
+    /// valid. The call removes a debugger's breakpoints, watchpoints and traps, and detaches the store.
     pub fn begin_here(&mut self) -> Result<(), Error> {
         let state = first_state(self)?;
         self.set_breakpoints(&[]);
@@ -59,8 +59,9 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// Gives the machine's entropy device a new seed, which is computed from the old seed and a number. The guest's
-    /// future then differs once the guest reads from the device. Returns false if the machine has no entropy device.
+    /// Gives the machine's entropy device a new seed, which is computed from the old seed and a number. The run
+    /// then differs from the recording once the guest reads from the device. Returns false if the machine has no
+    /// entropy device.
     pub fn vary_entropy(&mut self, number: u32) -> bool {
         let now_ns = self.moment().time_ns;
         self.bus.platform.with_bus(now_ns, |bus| {
@@ -102,12 +103,12 @@ fn first_state<U: Unit>(machine: &Machine<U>) -> Result<MachineState, Error> {
     })
 }
 
-/// Whether a machine with this outcome can continue with input other than the recorded input.
+/// Whether a machine that ended with this outcome can continue if it gets other input than the recorded input.
 fn goes_on(outcome: &Outcome) -> bool {
     outcome.is_from_outside() || *outcome == Outcome::IdleForever
 }
 
-/// All of RAM, copied into memory.
+/// Copies all of the guest's RAM into a map in host memory.
 fn ram_of<U: Unit>(machine: &Machine<U>) -> PageMap {
     let pages = machine.ram().flags().pages();
     let mut map = PageMap::zeroed(pages);
@@ -121,7 +122,7 @@ fn ram_of<U: Unit>(machine: &Machine<U>) -> PageMap {
     map
 }
 
-/// The guest's writes to its disk, copied into memory.
+/// Copies the disk blocks that the guest wrote into a map in host memory.
 fn disk_of<U: Unit>(machine: &mut Machine<U>) -> Result<PageMap, Error> {
     let Some(disk) = machine.disk_mut() else { return Ok(PageMap::new(0)) };
     let mut map = PageMap::new(disk.block_count());

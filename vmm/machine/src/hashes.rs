@@ -1,4 +1,4 @@
-//! Hashes of a machine's parts and of plain data, and their text.
+//! Hashes of a machine's parts and of plain data, and the text form of hashes.
 
 use serde::Serialize;
 

@@ -38,8 +38,8 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// File systems store times in steps of some milliseconds, and some in steps of a second or two. A file that
-    /// changes twice within a step keeps its identity, although its contents differ.
+    /// File systems store times in steps of some milliseconds, and some in steps of a second or two. So if a file
+    /// changes twice within a step, the second change may change the contents but not the identity.
     const STEP: Duration = Duration::from_secs(2);
 
     /// The identity of the file at a path.
@@ -71,8 +71,8 @@ fn hashed() -> MutexGuard<'static, Hashed> {
     HASHED.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// The identity of an image's file when this process hashed it. `None` if the file changed while it was hashed, or just
-/// before.
+/// The identity of an image's file when this process hashed it. `None` if the file changed while it was hashed, or
+/// shortly before.
 pub fn identity_when_hashed(image: &ImageFile) -> Option<FileIdentity> {
     hashed().get(&(image.path.clone(), Scheme::of(&image.hash))).map(|(identity, _)| *identity)
 }
@@ -87,7 +87,7 @@ pub(super) fn read_image(path: &Path, most_bytes: u64) -> Result<(ImageFile, Vec
     read_opened(open_image(path)?, path, most_bytes)
 }
 
-/// As [`read_image`], but reads the open file `file`, which has the contents of the file at `path`.
+/// Does the same as [`read_image`], but reads the open file `file`, which has the contents of the file at `path`.
 pub(super) fn read_opened(file: File, path: &Path, most_bytes: u64) -> Result<(ImageFile, Vec<u8>), Error> {
     let bytes = plain_file::read_opened(file, most_bytes).map_err(Error::file("read", path))?;
     Ok((described(path, blake3::hash(&bytes).to_hex().to_string(), bytes.len() as u64), bytes))
@@ -98,7 +98,7 @@ pub fn hash_image(path: &Path, scheme: Scheme) -> Result<ImageFile, Error> {
     hash_image_with(path, scheme, &mut |_| {})
 }
 
-/// As [`hash_image`]. Calls `progress` now and then with the number of bytes hashed.
+/// Does the same as [`hash_image`]. Calls `progress` now and then with the number of bytes hashed so far.
 pub fn hash_image_with(
     path: &Path,
     scheme: Scheme,

@@ -1,8 +1,8 @@
 //! The machine's inputs. All values that the machine's own state does not determine come from its inputs.
 //!
 //! The machine asks its [`Inputs`] at points between instructions. Live inputs ask the host. A recorder writes the
-//! events of live inputs into a log. A player returns the same events at the same points. The machine cannot tell which
-//! of the three kinds of inputs it has.
+//! events of live inputs into a log. A player returns the same events at the same points. The machine does not know
+//! which of these three kinds of inputs it has.
 
 use cpu::Turn;
 use devices::passthrough::{AskV1, DeviceInputV1};
@@ -36,8 +36,8 @@ pub enum Event {
     PowerButton,
     /// The user ended the run at this point.
     Ended,
-    /// The guest was stopped at this place without an exit, so that the next events can come in here. The stop itself
-    /// counts as an exit.
+    /// The guest was stopped at this place without an exit, so that the next events can come in here. The stop
+    /// itself is counted as an exit.
     Stopped(Stopped),
     /// Host time passed.
     TimePassed {
@@ -55,7 +55,8 @@ pub enum Event {
     /// Input from passed-through devices of the host. An answer comes in while the instruction that asks for it
     /// executes; any other input comes in between two instructions.
     Devices(DeviceInputV1),
-    /// The next turns of several processors, in order. These turns come before all turns of the machine's policy.
+    /// The next turns of several processors, in order. The processors take these turns before the machine's policy
+    /// chooses further turns.
     Turns(Vec<Turn>),
 }
 
@@ -63,8 +64,8 @@ pub enum Event {
 /// event also has RIP and the hash of the registers, which help to find the place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stopped {
-    /// A hash of the general registers ([`cpu::fold_registers`]). Comparing it is quick, so each of many candidates is
-    /// compared by it first.
+    /// A hash of the general registers ([`cpu::fold_registers`]). A comparison of this hash is quick, so a search
+    /// first compares this hash at each of many places.
     pub registers: u64,
     /// The digest of RAM ([`crate::ram_digest`]).
     pub ram_digest: [u8; 16],
@@ -123,7 +124,7 @@ pub struct PowerOn {
 /// A fixed date, seed and size. Two runs with these values and the same inputs are equal.
 impl Default for PowerOn {
     fn default() -> PowerOn {
-        // The first second of 2020.
+        // The real-time clock starts at the first second of 2020.
         PowerOn { unix_seconds: 1_577_836_800, seed: [0; 32], columns: 80, rows: 25 }
     }
 }
@@ -181,7 +182,7 @@ pub struct Sent<C> {
     pub frame: SentFrame,
 }
 
-/// The place before an instruction that asks or tells a passed-through device something.
+/// The place before an instruction that reads from a passed-through device or writes to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AskedAt<C> {
     /// The point in the machine's own unit.
@@ -203,26 +204,29 @@ pub trait Inputs<C: Count> {
     /// stays idle.
     fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error>;
 
-    /// When the engine leaves the guest if nothing else stops it. The machine's own next deadline is `deadline_ns`.
+    /// When the engine must stop running the guest if nothing else stops the guest earlier. The machine's own next
+    /// deadline is `deadline_ns`.
     fn leave(&self, _now: Moment<C>, _deadline_ns: Option<u64>) -> Leave {
         Leave::AtExits
     }
 
     /// How many instructions the guest may still execute before its next exit. The guest has executed `executed`
-    /// instructions since its last exit. Returns an error if a machine that counts exits should have made an exit long
-    /// ago. Engines that count no instructions do not ask.
+    /// instructions since its last exit. Returns an error if a machine that counts exits should have made an exit
+    /// long ago. Engines that count no instructions ignore the returned number.
     fn without_exit(&self, _now: Moment<C>, _executed: u64) -> Result<u64, Error> {
         Ok(u64::MAX)
     }
 
-    /// Whether [`crate::Machine::run`] returns here, before it takes the events that are due. The caller may continue
-    /// later, or replace the machine. Called once at each place where the machine asks for events.
+    /// Whether [`crate::Machine::run`] returns here, before it takes the events that are due. The caller may
+    /// continue later, or replace the machine. The machine calls this function once at each place where it asks for
+    /// events.
     fn pauses(&mut self) -> bool {
         false
     }
 
-    /// The parts of the machine to check exactly here, if any. Called when [`Inputs::poll`] returns no event. The
-    /// machine calls [`Inputs::checked`] with the result, and then `poll` and `check_due` again.
+    /// The parts of the machine to check exactly here, if any. The machine calls this function when
+    /// [`Inputs::poll`] returns no event. The machine calls [`Inputs::checked`] with the result, and then `poll`
+    /// and `check_due` again.
     fn check_due(&self, _now: Moment<C>) -> Option<CheckParts> {
         None
     }
@@ -237,13 +241,14 @@ pub trait Inputs<C: Count> {
         Ok(())
     }
 
-    /// An instruction reads from a passed-through device. Returns the device's next input. If this input has no value,
-    /// the machine calls the function again with the same question. By default, all bits of the answer are ones.
+    /// The machine calls this function when an instruction reads from a passed-through device. Returns the device's
+    /// next input. If this input has no value, the machine calls the function again with the same question. By
+    /// default, all bits of the answer are ones.
     fn ask_devices(&mut self, _at: AskedAt<C>, ask: &AskV1) -> Result<DeviceInputV1, Error> {
         Ok(DeviceInputV1::nothing_there(*ask))
     }
 
-    /// An instruction writes to a passed-through device, and needs no answer.
+    /// The machine calls this function when an instruction writes to a passed-through device, and needs no answer.
     fn tell_devices(&mut self, _at: AskedAt<C>, _told: &AskV1) -> Result<(), Error> {
         Ok(())
     }
@@ -254,7 +259,8 @@ pub trait Inputs<C: Count> {
     }
 }
 
-/// A reference to inputs, so that the caller can use the inputs after a run.
+/// A mutable reference to inputs implements [`Inputs`], too. So a caller can pass a reference to a run, and use the
+/// inputs after the run.
 impl<C: Count, I: Inputs<C> + ?Sized> Inputs<C> for &mut I {
     fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error> {
         (**self).poll(view)

@@ -26,18 +26,19 @@
 //! ```
 //!
 //! Start with [`run`], which has [`Machine`] and its run loop, and with [`inputs`]. [`bus`] connects the CPU to the
-//! board's devices, and [`clock`] has the virtual time. [`mod@unit`] has the differences between machines that count
-//! instructions and machines that count exits. `stopping` is for engines that count no instructions. The module stops
-//! such an engine between two exits, and finds the same place again in a replay.
+//! board's devices, and [`clock`] has the virtual time. [`mod@unit`] has the differences between machines that
+//! count instructions and machines that count exits. The module `stopping` is for engines that count no
+//! instructions. This module stops such an engine between two exits, and finds the same place again in a replay.
 //!
 //! [`profile`] has the machine's properties that follow from its CPU model. [`start`] has the ways in which a machine
 //! starts: at power-on, or in a [`starting_state`].
 //!
-//! The contents of RAM and disk are in `contents`, the rest of a state in `states`, and its stored form in
-//! [`mod@format`] and [`state_v1`]. [`checks`], [`hashes`], [`ram_digest`] and [`comparable`] compare two machines.
+//! The module `contents` has the contents of RAM and disk, and `states` the rest of a machine's state.
+//! [`mod@format`] and [`state_v1`] have the stored form of this rest. [`checks`], [`hashes`], [`ram_digest`] and
+//! [`comparable`] compare two machines.
 //!
-//! [`script`] has inputs for programs that have no host to ask. [`given_turns`] has inputs that also choose the turns
-//! of several processors.
+//! [`script`] has inputs that type a given text and do not use the host. [`given_turns`] has inputs that also
+//! choose the turns of several processors.
 //!
 //! This package does not use recordings, and does not distinguish live inputs from a log.
 

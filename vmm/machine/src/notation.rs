@@ -7,44 +7,46 @@ use std::str::FromStr;
 /// A position as a person writes it. [`POSITIONS`] lists the notations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PositionSpec {
-    /// The first instruction.
+    /// The place before the first instruction.
     Start,
     /// The end of the recording.
     End,
-    /// Where the guest announced its panic.
+    /// The place where the guest announced its panic.
     Panic,
-    /// Where the first line of the guest's first oops is complete.
+    /// The place where the first line of the guest's first oops is complete.
     Oops,
-    /// Where the first line of the N-th report of the guest's kernel is complete, counted from 1.
+    /// The place where the first line of the N-th report of the guest's kernel is complete, counted from 1.
     Report(u64),
     /// The instruction whose exception led to the last oops or panic.
     Fault,
-    /// The N-th recorded event, counted from 0.
+    /// The place of the N-th recorded event, counted from 0.
     Event(u64),
-    /// N instructions after the start of the recording.
+    /// The place N instructions after the start of the recording.
     Instruction(u64),
-    /// After N retired conditional branches.
+    /// The place after N retired conditional branches.
     Branch(u64),
-    /// After N system calls were entered.
+    /// The place where the guest has just entered the N-th system call.
     SystemCall(u64),
-    /// Where the last system call of the recording was entered.
+    /// The place where the guest has just entered the last system call of the recording.
     LastSystemCall,
-    /// A virtual time.
+    /// The first place with this virtual time.
     Nanoseconds(u64),
-    /// A share of all instructions, in percent.
+    /// The place after this share of all instructions, in percent.
     Percent(f64),
-    /// A distance forward from the present place, or from the start if there is no present place.
+    /// The place at this distance after the debugger's present place, or after the start if there is no present
+    /// place.
     After(Distance),
-    /// A distance backward from the present place, or from the end if there is no present place.
+    /// The place at this distance before the debugger's present place, or before the end if there is no present
+    /// place.
     Before(Distance),
 }
 
 /// The length of a part of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Distance {
-    /// In instructions.
+    /// A number of instructions.
     Instructions(u64),
-    /// In virtual time.
+    /// A number of nanoseconds of virtual time.
     Nanoseconds(u64),
 }
 
@@ -108,7 +110,7 @@ fn distance(text: &str) -> Option<Distance> {
     count(text).map(Distance::Instructions).or_else(|| nanoseconds(text).map(Distance::Nanoseconds))
 }
 
-/// Parses a whole number: digits, perhaps grouped by `_`, or as in `1e9`, `2.5e6`, `10k`, `3M` and `1.5G`.
+/// Parses a whole number: digits, perhaps grouped by `_`, or a form such as `1e9`, `2.5e6`, `10k`, `3M` and `1.5G`.
 fn count(text: &str) -> Option<u64> {
     let digits = text.replace('_', "");
     if let Ok(number) = digits.parse() {
@@ -128,7 +130,7 @@ pub fn distance_of(text: &str) -> Result<Distance, String> {
     found.ok_or_else(|| format!("'{text}' is no distance: write one like 10ms, 1s or 5e6"))
 }
 
-/// Parses a number of instructions: digits, perhaps grouped by `_`, or as in `60e9`, `10k` and `1.5G`.
+/// Parses a number of instructions: digits, perhaps grouped by `_`, or a form such as `60e9`, `10k` and `1.5G`.
 pub fn instructions(text: &str) -> Result<u64, String> {
     count(text).ok_or_else(|| format!("'{text}' is no whole number: write one like 1000, 5M or 60e9"))
 }

@@ -14,14 +14,14 @@ pub enum Outcome {
         /// RIP when the CPU shut down.
         rip: u64,
     },
-    /// The guest wrote the debug-exit port.
+    /// The guest wrote to the debug-exit port.
     DebugExit {
         /// Exit code for the host.
         code: u32,
     },
     /// The guest is idle and nothing can ever wake it.
     IdleForever,
-    /// The user, or a program in the user's place, ended the run.
+    /// The user ended the run, or a program that controls the run ended it.
     Ended,
     /// A signal to this process ended the run.
     Interrupted,

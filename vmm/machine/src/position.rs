@@ -36,7 +36,7 @@ pub trait Count:
     fn new(number: u64) -> Self;
     /// The number of units.
     fn number(self) -> u64;
-    /// The place in either unit, for messages and for code that handles both.
+    /// The place as a [`Position`], for messages and for code that handles both units.
     fn position(self) -> Position;
     /// The length of a part of a run with `number` units.
     fn length(number: u64) -> Length;
@@ -46,7 +46,7 @@ pub trait Count:
         Self::new(self.number().saturating_add(number))
     }
 
-    /// The distance from an earlier place; 0 if that place is later.
+    /// The distance from the place `earlier`; 0 if `earlier` is in fact the later place.
     fn saturating_since(self, earlier: Self) -> u64 {
         self.number().saturating_sub(earlier.number())
     }
@@ -64,10 +64,10 @@ pub trait Count:
 #[serde(transparent)]
 pub struct Instructions(pub u64);
 
-/// A count of exits. Every engine can count exits, also an engine that does not count instructions. The count includes
-/// accesses to ports and to memory that is not RAM. The count also includes accesses to the board's model-specific
-/// registers, unless the board refuses them. The count also includes each HLT, and each stop of the guest without an
-/// exit. A count stands for all points between two exits.
+/// A count of exits. Every engine can count exits, also an engine that does not count instructions. The count
+/// includes accesses to ports and to memory that is not RAM. The count also includes accesses to the board's
+/// model-specific registers, unless the board refuses them. The count also includes each HLT, and each forced stop
+/// of the guest between these events. A count stands for all points between two exits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Exits(pub u64);
@@ -186,11 +186,11 @@ impl Display for Length {
 
 /// A point in a run, and the virtual time there.
 ///
-/// Points are ordered by count. While the CPU is halted, time passes at one count, and `time_ns` distinguishes the
-/// points.
+/// Points are ordered by count and then by time. While the CPU is halted, time passes at one count, so only
+/// `time_ns` distinguishes these points.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Moment<C> {
-    /// The count since power-on.
+    /// The count since the start of the run.
     pub count: C,
     /// Virtual nanoseconds since power-on.
     pub time_ns: u64,

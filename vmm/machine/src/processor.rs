@@ -14,8 +14,8 @@ const VIRTUAL_8086: u64 = 1 << 17;
 /// EFER.LMA: long mode is active (SDM vol. 3, 2.2.1).
 const LONG_MODE: u64 = 1 << 10;
 
-/// A processor of a machine that does not run. As a [`GuestView`], the processor reads memory through its own page
-/// tables, and has its own per-CPU variables.
+/// A view of one processor while the machine does not run. As a [`GuestView`], this view reads memory through its
+/// own page tables, and sees its own per-CPU variables.
 pub struct Processor<'a, U: Unit> {
     machine: &'a Machine<U>,
     number: usize,
@@ -39,8 +39,8 @@ impl<U: Unit> Machine<U> {
         (0..self.processors()).filter_map(|number| self.processor_at(number))
     }
 
-    /// Calls `look` with the machine while the processor that executed the last step has the seat. If that step ended
-    /// the processor's turn, the next processor has the seat otherwise.
+    /// Calls `look` with the machine. During the call, the processor that executed the last step has the seat. If
+    /// this step ended the processor's turn, the next processor has the seat before and after the call.
     pub fn look_as_stepped<T>(&mut self, look: impl FnOnce(&Machine<U>) -> T) -> T {
         let stepped = self.cpu().stepped_by();
         if stepped == self.cpu().seat() {

@@ -32,16 +32,17 @@ pub struct Processors {
 }
 
 impl Processors {
-    /// Describes `count` processors, as cores of one socket that take turns in a ring. More processors have shorter turns.
-    /// A processor that spins yields. `None` unless there are 1 to [`MAX_PROCESSORS`].
+    /// Describes `count` processors, as cores of one socket that take turns in a ring. If a processor spins, its
+    /// turn ends. The more processors, the shorter the turns. `None` unless `count` is 1 to [`MAX_PROCESSORS`].
     pub fn new(count: u8) -> Option<Processors> {
         let processors = Processors::without_topology(count)?.with_topology(1, 1)?.with_spins_yield(true);
         let steps = (ROUND_STEPS / u64::from(count)).clamp(TURN_STEPS, MOST_TURN_STEPS);
         processors.with_ring_steps(steps)
     }
 
-    /// As [`Processors::new`], but turns of the ring have [`TURN_STEPS`], CPUID has only the number of processors, and only
-    /// PAUSE yields, as in recordings of earlier versions of ttvm.
+    /// Describes processors as in recordings of earlier versions of ttvm. Differs from [`Processors::new`] in three
+    /// ways: CPUID has only the number of processors, a turn of the ring has [`TURN_STEPS`], and a spinning processor's
+    /// turn ends only at PAUSE.
     pub fn without_topology(count: u8) -> Option<Processors> {
         let is_possible = (1..=MAX_PROCESSORS).contains(&count);
         is_possible.then_some(Processors {
@@ -53,8 +54,8 @@ impl Processors {
         })
     }
 
-    /// The same processors, divided into `sockets` sockets, and into cores with `threads` threads each. `None` if the
-    /// number of processors cannot be divided so. For one processor, no topology is stored.
+    /// The same processors, divided into `sockets` sockets, and into cores with `threads` threads each. `None` if
+    /// the number of processors cannot be divided in this way. For one processor, no topology is stored.
     pub fn with_topology(self, sockets: u8, threads: u8) -> Option<Processors> {
         let topology = Topology::new(self.count, sockets, threads)?;
         Some(Processors { topology: Some(topology).filter(|_| self.count > 1), ..self })
@@ -65,13 +66,15 @@ impl Processors {
         (self.count > 1).then_some(Processors { turns, ..self })
     }
 
-    /// The same processors with turns of the ring of this length. `None` for an empty turn. One processor takes no turns.
+    /// The same processors, where a turn of the ring has `steps` instructions. `None` if `steps` is 0. Has no effect for
+    /// one processor, which takes no turns.
     pub fn with_ring_steps(self, steps: u64) -> Option<Processors> {
         let ring_steps = if self.count > 1 { steps } else { TURN_STEPS };
         (steps > 0).then_some(Processors { ring_steps, ..self })
     }
 
-    /// These processors, with or without turns that end where a processor spins without PAUSE. One processor takes no turns.
+    /// The same processors, where `spins_yield` says whether a turn ends if its processor spins without PAUSE. Has
+    /// no effect for one processor, which takes no turns.
     #[must_use]
     pub fn with_spins_yield(self, spins_yield: bool) -> Processors {
         Processors { spins_yield: spins_yield && self.count > 1, ..self }

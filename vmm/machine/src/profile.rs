@@ -1,6 +1,7 @@
 //! The properties of a machine that follow from its CPU model.
 //!
-//! [`Profile::of`] is the only code that decides by a model's name. All other code uses a field of [`Profile`].
+//! In this package, only [`Profile::of`] distinguishes the CPU models. All other code of the package uses a field
+//! of [`Profile`].
 
 use cpu::CpuModel;
 use devices::pci::PciRevision;
@@ -33,7 +34,7 @@ pub struct Profile {
     pub rewrites_time_reads: bool,
     /// The revision of the PCI bus: its wiring and its description.
     pub pci: PciRevision,
-    /// Whether the PIT's first channel runs at power-on, as firmware leaves it.
+    /// Whether the PIT's first channel already runs at power-on, as if firmware had started the channel.
     pub starts_pit: bool,
 }
 

@@ -39,7 +39,7 @@ pub enum RunStop {
     Ended(Outcome),
     /// The inputs asked for a pause ([`Inputs::pauses`]).
     Paused,
-    /// The CPU met a breakpoint, a watchpoint or a trap.
+    /// The CPU reached a breakpoint, a watchpoint or a trap.
     Met(Met),
     /// The guest printed these bytes on its console ([`Machine::stop_on_output`]).
     Output(Vec<u8>),
@@ -74,7 +74,8 @@ impl Machine<Instructions> {
 }
 
 impl<U: Unit> Machine<U> {
-    /// As [`Machine::new`], but on an engine of `kind`. The engine must be able to count in this machine's unit.
+    /// Does the same as [`Machine::new`], but with an engine of `kind`. The engine must be able to count in this
+    /// machine's unit.
     pub fn build(
         config: &MachineConfig,
         images: &Images,
@@ -168,7 +169,7 @@ impl<U: Unit> Machine<U> {
         Instructions(self.engine.counts().steps)
     }
 
-    /// Retired conditional branches, as in [`View::branches`].
+    /// The number of retired conditional branches, which is zero in the same cases as [`View::branches`].
     pub fn branches(&self) -> u64 {
         let are_counted = U::NAMES_ONE_PLACE || self.stopping.counts_branches(&*self.engine);
         if are_counted { self.engine.counts().branches } else { 0 }
@@ -186,7 +187,7 @@ impl<U: Unit> Machine<U> {
         }
     }
 
-    /// The CPU, for a debugger's reads.
+    /// The CPU, so that a debugger can read its state.
     pub fn cpu(&self) -> &cpu::Cpu {
         self.engine.cpu()
     }
@@ -202,7 +203,7 @@ impl<U: Unit> Machine<U> {
         Machine { engine: wrap(self.engine), ..self }
     }
 
-    /// A view of guest memory, for the host's side of a run.
+    /// A view of guest memory, for host code that accesses the memory while the machine runs.
     pub fn ram_view(&self) -> RamView {
         self.ram().view()
     }
@@ -291,7 +292,8 @@ impl<U: Unit> Machine<U> {
         self.run_from(until, self.instructions(), inputs)
     }
 
-    /// As [`Machine::run`], but ignores a breakpoint at the place where the engine has executed `origin` instructions.
+    /// Does the same as [`Machine::run`], but ignores a breakpoint at the place where the engine has executed
+    /// `origin` instructions.
     pub fn run_from(
         &mut self,
         until: U,
@@ -318,7 +320,7 @@ impl<U: Unit> Machine<U> {
         let mut last_exit = (self.bus.clock.exits, self.instructions());
         loop {
             if self.is_over(until) {
-                // The devices also advance to this time, so that equal machines have equal states.
+                // The devices also advance to the present time, so that equal machines have equal states.
                 self.bus.platform.advance(self.moment().time_ns);
                 return Ok(self.outcome.clone().map_or(RunStop::Reached, RunStop::Ended));
             }
@@ -327,7 +329,8 @@ impl<U: Unit> Machine<U> {
                 return Ok(RunStop::Paused);
             }
             self.take_events(until, inputs)?;
-            // Events may have let time pass, and a stop without an exit counts as an exit.
+            // The run may be over now, because an event for a stop without an exit adds one to the count of exits.
+            // The beginning of the loop then also advances the devices, because events may have let time pass.
             if self.is_over(until) {
                 continue;
             }
@@ -383,15 +386,15 @@ impl<U: Unit> Machine<U> {
         self.outcome.is_some() || self.moment().count >= until
     }
 
-    /// Takes the events that are due here, and executes nothing. In a machine that counts exits, the guest may make no
-    /// exit after the last event, so a run would not reach a later count.
+    /// Takes the events that are due here, and executes nothing. In a machine that counts exits, the guest may make
+    /// no exit after the last event. A run to a later count would then not end.
     pub fn take_due(&mut self, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
         self.take_events(U::MAX, inputs)
     }
 
-    /// Lets the guest idle here up to `time_ns`, and takes the events that come in before. Executes nothing,
-    /// and stops where the guest would continue. Afterwards the state differs from the state in which this
-    /// count was first reached.
+    /// Lets the guest idle here up to `time_ns`, and takes the events that come in before this time. Executes
+    /// nothing. Stops earlier if the guest would continue to execute. Afterwards the state differs from the state
+    /// in which this count was first reached.
     pub fn idle_to(&mut self, time_ns: u64, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
         while self.outcome.is_none() && self.moment().time_ns < time_ns {
             if self.take_event(inputs)? {

@@ -16,7 +16,7 @@ const TYPING_NS: u64 = 1_000_000;
 /// If the guest is idle after this virtual time, the script ends the run.
 const PATIENCE_NS: u64 = 3_600_000_000_000;
 
-/// A scripted console. Keeps all output.
+/// A scripted console, which also stores all output of the guest.
 #[derive(Clone, Default)]
 pub struct Script {
     lines: VecDeque<(String, String)>,
@@ -47,7 +47,7 @@ impl Script {
         Script { lines, ..Script::default() }
     }
 
-    /// Ends the run at a count, unless it has ended before.
+    /// Makes the script end the run at the count `limit`, unless the run ends before.
     pub fn with_limit(mut self, limit: Instructions) -> Script {
         self.limit = Some(limit);
         self

@@ -28,13 +28,13 @@ pub enum Start {
         /// The file with the [`StartingState`].
         #[serde(rename = "start")]
         state: ImageFile,
-        /// The files from which that machine once booted. The machine no longer needs these files.
+        /// The files from which the machine booted in its earlier run. The machine no longer needs these files.
         #[serde(flatten)]
         booted: KernelFiles,
     },
 }
 
-/// A kernel, and the files and the text that it starts with.
+/// A kernel, and the files and the command line with which the kernel starts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KernelFiles {
     /// The kernel.
@@ -91,7 +91,7 @@ impl Start {
         }
     }
 
-    /// As [`Start::booted`], but mutable.
+    /// Returns the same as [`Start::booted`], as a mutable reference.
     pub fn booted_mut(&mut self) -> &mut KernelFiles {
         match self {
             Start::Kernel(files) | Start::State { booted: files, .. } => files,
@@ -106,7 +106,7 @@ impl Start {
         }
     }
 
-    /// As [`Start::images`], but mutable.
+    /// Returns the same as [`Start::images`], as mutable references.
     pub(super) fn images_mut(&mut self) -> Vec<(&'static str, &mut ImageFile)> {
         match self {
             Start::Kernel(files) => files.images_mut().collect(),
@@ -124,14 +124,14 @@ impl Start {
 }
 
 impl KernelFiles {
-    /// The files that exist.
+    /// The files that the guest was booted with: the kernel, the initial RAM disk if there is one, and the modules.
     pub fn present(&self) -> impl Iterator<Item = KernelFile> + use<> {
         let initrd = self.initrd.as_ref().map(|_| KernelFile::Initrd);
         let modules = (0..self.modules.len()).map(KernelFile::Module);
         [KernelFile::Kernel].into_iter().chain(initrd).chain(modules)
     }
 
-    /// One of the files, if it exists.
+    /// One of the files, if the guest was booted with such a file.
     pub fn file_mut(&mut self, which: KernelFile) -> Option<&mut ImageFile> {
         match which {
             KernelFile::Kernel => Some(&mut self.kernel),
@@ -161,7 +161,7 @@ impl Images {
 }
 
 impl KernelImages {
-    /// The images in the form that the boot code takes. The images were read from `files`.
+    /// The images in the form that the boot code requires. The images were read from `files`.
     pub(super) fn for_boot<'a>(&'a self, files: &'a KernelFiles) -> boot::BootImages<'a> {
         let mut images = boot::BootImages::new(image(&files.kernel, &self.kernel));
         images.initrd = files.initrd.as_ref().zip(self.initrd.as_ref()).map(|(f, bytes)| image(f, bytes));

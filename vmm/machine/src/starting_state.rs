@@ -12,14 +12,17 @@
 //! A recording's first checkpoint could not replace a starting state. Checkpoints may be thinned out,
 //! dropped, and left out of a pack; a replay works without them.
 //!
-//! To make a starting state, a timeline goes to the place, and [`StartingState::of`] copies the state of its machine. A
-//! run that is recorded later pauses ([`crate::inputs::Inputs::pauses`]) and goes to its own start
-//! ([`crate::Machine::begin_at`]). Every replay also begins in the starting state. So the recorded run and its replays
-//! lose the same parts of a machine that a state does not hold. The guest's earlier writes to its disk stay in memory
-//! ([`crate::disk::OverlayDisk::set_start`]), under its later writes.
+//! To make a starting state, a timeline goes to the position, and [`StartingState::of`] copies the state of its
+//! machine. If the recording of a live run begins later, the run pauses ([`crate::inputs::Inputs::pauses`]). The
+//! machine then moves to the starting state that was made from its own state ([`crate::Machine::begin_at`]). Every
+//! replay also begins in the starting state. A state does not hold all parts of a machine. The recorded run and its
+//! replays thus begin without the same parts. The guest's earlier writes to its disk stay in memory
+//! ([`crate::disk::OverlayDisk::set_start`]). If the guest writes such a block again, reads return the later
+//! contents.
 //!
-//! `going_on` takes starting states and starts machines from them. `vmm/recording/FORMAT.md` describes the file. The
-//! file may come from a stranger: the reader checks all values, and reads no more than a machine of this size can have.
+//! The module `going_on` makes starting states, and starts machines from them. `vmm/recording/FORMAT.md` describes
+//! the file. The file may come from a stranger: the reader checks all values, and reads no more than a machine of
+//! this size can have.
 
 use std::fs::File;
 use std::io::{BufWriter, Read, Write};
@@ -41,7 +44,7 @@ const MAGIC: &[u8; 8] = b"TTVMFROM";
 const WINDOW_LOG_MAX: u32 = 24;
 /// The most memory that decompressing XZ may use.
 const XZ_MEMORY_KIB: u32 = 32 << 10;
-/// The preset of XZ. A megabyte takes a third of a second.
+/// The preset of XZ. With this preset, compressing a megabyte takes a third of a second.
 const XZ_PRESET: u32 = 6;
 /// The number of low bits of a byte's position that XZ's model uses. Memory is full of words of eight bytes.
 const XZ_POSITION_BITS: u32 = 3;
@@ -55,12 +58,13 @@ const NO_PAGE: u64 = u64::MAX;
 pub enum Effort {
     /// Zstandard at its fastest level: compressing takes a fraction of a second, and saves most of the space.
     Fast,
-    /// XZ: compressing takes a third of a second for each megabyte. For a file that is sent to others.
+    /// XZ: compressing takes a third of a second for each megabyte. A file that is sent to others is compressed in
+    /// this way.
     Small,
 }
 
 impl Effort {
-    /// The version of a file that is compressed so.
+    /// The version number in the file, which says how the file is compressed.
     fn version(self) -> u32 {
         match self {
             Effort::Fast => 1,
@@ -77,7 +81,7 @@ impl Effort {
 /// bytes of all pages, before compression. The function returns whether to stop.
 pub type WriteProgress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
 
-/// As [`WriteProgress`], inside this module: an error stops the writing.
+/// The form of [`WriteProgress`] that this module uses: the function returns an error to stop the writing.
 type NotePage<'a> = dyn FnMut() -> std::io::Result<()> + 'a;
 
 /// A machine's state, from which another machine starts.
@@ -101,7 +105,7 @@ impl StartingState {
         self.maps.disk.iter_not_base().map(|(block, _)| block)
     }
 
-    /// Begins a new turn of the policy of these processors. Turns that were given are forgotten.
+    /// Begins a new turn by the policy of these processors. Drops all given turns that are still waiting.
     pub fn begin_turns(&mut self, processors: Processors) {
         self.state.others.turns = TurnState::at_start(processors.turn_rules());
     }
@@ -158,7 +162,8 @@ impl StartingState {
             Effort::Small => {
                 let mut options = XzOptions::with_preset(XZ_PRESET);
                 options.lzma_options.pb = XZ_POSITION_BITS;
-                // A call of a function has the same target in all places where it is called.
+                // The filter replaces relative targets of calls by absolute targets. So all calls of one function
+                // have equal bytes, which compress well.
                 options.prepend_pre_filter(FilterType::BcjX86, 0);
                 let mut encoder = XzWriter::new(out, options)?;
                 self.write_body(format, &mut encoder, note_page)?;
@@ -182,7 +187,7 @@ impl StartingState {
         Ok(())
     }
 
-    /// The maps that are written, each with the contents that a page has if the file does not have the page.
+    /// The maps that are written to the file. With each map, the contents of the pages that the file leaves out.
     fn written_maps(&self) -> [(&PageMap, &PageRef); 2] {
         [(&self.maps.ram, &PageRef::Zero), (&self.maps.disk, &PageRef::Base)]
     }
@@ -220,7 +225,7 @@ impl StartingState {
     }
 }
 
-/// Makes a reference to page contents in memory, as maps hold them.
+/// Makes a map's reference to page contents in memory.
 pub(super) fn held(contents: &Page) -> PageRef {
     if *contents == [0; PAGE_BYTES] { PageRef::Zero } else { PageRef::Held(Arc::new(*contents)) }
 }

@@ -1,9 +1,10 @@
 //! The first version of a stored machine state without RAM and disk: [`MachineState`] and its parts, field by field
 //! in the order on disk.
 //!
-//! Checkpoints hold these bytes, and recordings hold hashes of some and the ends of others
-//! (`vmm/recording/tests/stored_bytes.rs` has examples). So nothing in this file may be moved, added or retyped. The
-//! conversions name every field on both sides, so a new field does not compile until the conversions handle it.
+//! Checkpoints hold these bytes. A recording's log holds hashes of some parts, and the outcome of the run
+//! ([`OutcomeV1`]). `vmm/recording/tests/stored_bytes.rs` has examples. So nothing in this file may be moved, added
+//! or retyped. The conversions between these types and [`MachineState`] name every field on both sides. So a new
+//! field does not compile until the conversions handle it.
 
 use cpu::CpuStateV1;
 use devices::pci::PciBusStateV1;

@@ -38,7 +38,7 @@ impl<U: Unit> Machine<U> {
             rip: self.engine.cpu().rip(),
             cpu_hash: self.view().cpu_hash(),
             devices_hash: parts.devices.then(|| {
-                // The devices also advance to this time, so that equal machines have equal states.
+                // The devices also advance to the present time, so that equal machines have equal states.
                 self.bus.platform.advance(at.time_ns);
                 short(&self.devices_hash())
             }),
@@ -80,9 +80,9 @@ impl<U: Unit> Machine<U> {
         self.hashes_with(ram, disk)
     }
 
-    /// As [`Machine::hashes`], but at almost no cost, because the digests of unchanged pages are reused. A recorder
-    /// records these hashes, and a replay computes them from all contents. So the hashes differ if the recorder failed
-    /// to notice a written page.
+    /// Returns the same hashes as [`Machine::hashes`] at almost no cost, because the digests of unchanged pages are
+    /// reused. A recorder records these hashes. A replay computes the hashes from all contents. So the two differ
+    /// if the recorder failed to notice a written page.
     pub fn known_hashes(&mut self) -> Result<Hashes, Error> {
         let (ram, disk) = (self.ram_digest()?, self.known_disk_hash());
         Ok(self.hashes_with(ram, disk))
@@ -113,7 +113,8 @@ impl<U: Unit> Machine<U> {
 }
 
 impl Machine<Exits> {
-    /// As [`Machine::restore`], for a machine that counts exits: `exits` is the number of exits before the state.
+    /// Does the same as [`Machine::restore`], for a machine that counts exits. `exits` is the number of exits
+    /// before the state.
     pub fn restore_at_exit(&mut self, exits: Exits, state: &MachineState, maps: &Maps) -> Result<(), Error> {
         self.restore(state, maps)?;
         self.bus.clock.exits = exits;

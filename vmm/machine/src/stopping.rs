@@ -1,12 +1,14 @@
-//! Stops engines that count no instructions between two exits, and finds such a place again.
+//! Stops an engine at a place between two exits, and finds this place again in a replay. The module is for engines
+//! that count no instructions.
 //!
-//! While recording, such an engine leaves the guest when a time is up, wherever the guest is. An event then describes
-//! this place, which is called a landing place. In a replay the engine stops at each place that may be the landing
-//! place. The machine compares the hash of all registers and the digest of RAM to decide whether it is the landing
-//! place.
+//! While recording, such an engine stops the guest when a time limit is reached, at any place between two exits. An
+//! event then describes this place, which is called a landing place. In a replay the engine stops at each place
+//! that may be the landing place. The machine compares the hash of all registers and the digest of RAM to decide
+//! whether the guest is at the landing place.
 //!
 //! An engine that counts branches may run beyond the landing place ([`End::Overshot`]). Between two exits no device
-//! changes and no event comes in. So restoring registers and RAM is enough to bring the machine back.
+//! changes and no event comes in. So the machine goes back to an earlier place between these exits by restoring
+//! only registers and RAM.
 
 use cpu::{Stop, fold_registers};
 
@@ -18,12 +20,13 @@ use crate::inputs::Stopped;
 use crate::run::Machine;
 use crate::unit::Unit;
 
-/// After this number of overshoots of one landing place, the machine takes the place's count of branches to be wrong.
+/// If the engine runs beyond one landing place this many times, the machine assumes that the place's count of
+/// branches is wrong.
 const MOST_OVERSHOTS: u32 = 24;
 
 impl<U: Unit> Machine<U> {
-    /// Adds to the inputs' answer `wanted` the facts that the engine needs. Stores the present state if the engine may
-    /// run beyond the landing place.
+    /// Adds the facts that the engine needs to `wanted`, which [`crate::inputs::Inputs::leave`] returned. Stores
+    /// the present state if the engine may run beyond the landing place.
     pub(super) fn depart(&mut self, wanted: Leave) -> Result<Leave, Error> {
         self.bus.await_deadline(matches!(wanted, Leave::After { .. }));
         let not_here = std::mem::take(&mut self.stopping.not_here);
@@ -44,8 +47,8 @@ impl<U: Unit> Machine<U> {
         Ok(Leave::At(LandingPlace { branches, not_here, ..goal }))
     }
 
-    /// Handles the end of an engine's run, given how the engine was told to leave the guest. Returns `None` if there is
-    /// nothing to report and the machine continues.
+    /// Handles the end of an engine's run. `leave` is the value that told the engine when to end this run. Returns
+    /// `None` if there is nothing to report and the machine continues.
     pub(super) fn arrive(&mut self, end: End, leave: Leave) -> Result<Option<Stop>, Error> {
         match (end, leave) {
             (End::Stop(stop), _) => return Ok(Some(stop)),
@@ -65,7 +68,8 @@ impl<U: Unit> Machine<U> {
         Ok(Stopped { registers: fold_registers(&state.gpr), ram_digest: self.ram_digest()? })
     }
 
-    /// Compares the CPU's hash and RAM's digest, and notes whether the guest is at the landing place.
+    /// Compares the CPU's hash and RAM's digest with the values of the landing place. Notes whether the guest is
+    /// there.
     fn compare_with(&mut self, goal: LandingPlace) -> Result<(), Error> {
         let stopped = Stopped { registers: goal.registers, ram_digest: goal.ram_digest };
         let registers = self.view().cpu_hash() == goal.cpu_hash;

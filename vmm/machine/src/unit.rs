@@ -1,5 +1,5 @@
-//! The differences between machines that count instructions and machines that count exits. These machines
-//! differ in nothing else.
+//! The differences between machines that count instructions and machines that count exits. The two kinds of
+//! machines have no other differences.
 //!
 //! A count of instructions identifies one place between two instructions. A count of exits stands for all places
 //! between two exits. If the guest was stopped between two exits, an event describes the place. An engine that counts
@@ -33,12 +33,12 @@ pub trait Unit: Count {
     /// this is `executed`. For machines that count exits, this is guest time, `passed_ns`, which passes like host time.
     fn cost(executed: u64, passed_ns: u64) -> u64;
 
-    /// Distance between two reads of the keyboard while the guest is busy. Zero if the machine asks its inputs so
-    /// seldom that each time may read the keyboard.
+    /// Distance between two reads of the keyboard while the guest is busy. Zero means that the keyboard is read
+    /// each time the machine asks its inputs, because this happens seldom.
     const KEYBOARD_LOOKS: u64;
     /// How long typed bytes wait after the guest has begun to read the console. The guest's driver may still be
-    /// starting, and would throw the bytes away. A machine that counts instructions asks so seldom that the driver is
-    /// ready.
+    /// starting, and would throw the bytes away. In a machine that counts instructions no wait is needed: the
+    /// keyboard is read so seldom that the driver is ready by then.
     const DRIVER_STARTS: Duration;
 }
 

@@ -10,7 +10,7 @@ use crate::cell::Cell;
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Answer {
-    /// The location of the value, as it was asked for.
+    /// The location of the value, as the user wrote it.
     pub location: String,
     /// The position of the value: the number of instructions before it.
     pub instruction: u64,
@@ -29,7 +29,7 @@ pub struct Answer {
 /// A write of the value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Link {
-    /// The number of instructions before the writing step.
+    /// The number of instructions executed before the writing step.
     pub instruction: u64,
     /// The guest's time at the step.
     pub guest_seconds: f64,
@@ -61,7 +61,7 @@ pub struct Link {
 /// Some bytes of registers or memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Span {
-    /// The bytes in words.
+    /// The location of the bytes as text.
     pub text: String,
     /// The number of bytes.
     pub bytes: usize,
@@ -76,9 +76,9 @@ pub struct Span {
 /// Where the chain ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct End {
-    /// The kind of the end.
+    /// The kind of the chain's end.
     pub kind: EndKind,
-    /// The end in words.
+    /// A description of the chain's end.
     pub text: String,
     /// The number of the log's event from which the value came.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -91,7 +91,7 @@ pub struct End {
 /// A part of a value that was put together from parts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Part {
-    /// The number of the first byte of the value, from the lowest on.
+    /// The number of the part's first byte, counted from the value's lowest byte.
     pub first: usize,
     /// The number of bytes.
     pub bytes: usize,
@@ -119,7 +119,7 @@ pub enum EndKind {
     Parts,
     /// The value came from a register that is not followed.
     Unfollowed,
-    /// The chain has more links than were asked for.
+    /// The chain has more links than the requested maximum.
     Limit,
     /// The poll function ended the search.
     Interrupted,

@@ -117,7 +117,7 @@ fn byte_of(value: u128, byte: u8) -> u8 {
     value.checked_shr(u32::from(byte) * 8).unwrap_or(0) as u8
 }
 
-/// A number with these bytes, the lowest first. At most eight bytes count.
+/// A number with these bytes, the lowest first. Bytes after the eighth are ignored.
 pub fn number_of(bytes: &[u8]) -> u64 {
     bytes.iter().take(8).rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }

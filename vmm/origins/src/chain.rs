@@ -172,7 +172,8 @@ impl Walk<'_> {
                 _ => return Ok(Some(false)),
             }
         }
-        // A copy onto its own source is a pattern, not one value.
+        // If an iteration reads bytes that another iteration wrote, the iterations repeat a pattern and do not copy
+        // one value.
         if copied.iter().any(|(from, _)| self.wanted.iter().any(|(to, _)| to == from)) {
             return Ok(Some(false));
         }
@@ -189,7 +190,7 @@ impl Walk<'_> {
         Ok(Some(true))
     }
 
-    /// The end of a value that different steps put together.
+    /// The chain's end for a value whose parts different steps wrote.
     fn parts(&self, writers: &[Writer]) -> End {
         let mut parts: Vec<Part> = Vec::new();
         let mut first = 0;
@@ -206,7 +207,7 @@ impl Walk<'_> {
         End { parts, ..End::of(EndKind::Parts, "put together from parts that different steps wrote:") }
     }
 
-    /// The end at a device's write.
+    /// The chain's end if a device wrote the value.
     fn device(&mut self, at: Instructions, poll: &mut Poll<'_>) -> Result<End, Error> {
         let Some((source, step)) = outside::wrote(self.timeline, at, &self.wanted, poll)? else {
             return Ok(End::interrupted());
@@ -216,8 +217,8 @@ impl Walk<'_> {
         Ok(End::outside(source))
     }
 
-    /// Adds the link of a step. Returns the chain's end if it ends there; otherwise the walk goes on with the bytes
-    /// that the step copied.
+    /// Adds the link of a step. Returns the chain's end if the chain ends at this step. Otherwise the walk
+    /// continues with the bytes that the step copied.
     fn step(&mut self, at: Instructions, poll: &mut Poll<'_>) -> Result<Option<End>, Error> {
         let Some(step) = Step::replay(self.timeline, at, poll)? else { return Ok(Some(End::interrupted())) };
         let effects = step.effects();
@@ -316,7 +317,7 @@ impl Walk<'_> {
     }
 }
 
-/// A step in words: its instruction or its delivery.
+/// A step as text: its instruction, or the interrupt or exception that it delivers.
 fn code(step: &Step) -> String {
     if let Some(delivery) = &step.delivery {
         return format!("delivery of vector {}", delivery.vector);

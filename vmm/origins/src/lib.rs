@@ -1,9 +1,10 @@
 //! Where a value came from: the chain of writes from a value back through copies.
 //!
-//! [`WhoSet`] starts at a register or some bytes of memory, and finds the step that last wrote them. If this step only
-//! moved bytes, the search goes on with the bytes that the step read. The chain ends where an instruction computed the
-//! value, where an instruction has the value as a constant, or where the value came from outside. Memory is followed by
-//! physical address, so copies through other mappings, pipes and page tables do not break the chain.
+//! [`WhoSet`] starts at a register or some bytes of memory, and finds the step that last wrote them. If this step
+//! only moved bytes, the search continues with the bytes that the step read. The chain ends where an instruction
+//! computed the value, where an instruction has the value as a constant, or where the value came from outside.
+//! Memory is followed by physical address, so copies through other mappings, pipes and page tables do not break the
+//! chain.
 //!
 //! ```no_run
 //! # use machine::position::Instructions;
@@ -16,10 +17,10 @@
 //!
 //! `location` parses what a person writes, and `cell` defines the followed bytes. `rules` says what an instruction
 //! moves, `seen` replays one step and applies the rules, and `writers` finds the step that last wrote some bytes.
-//! `outside` names devices and events. `chain` walks, and `answer` is the result.
+//! `outside` names devices and events. `chain` follows a value from write to write, and `answer` has the result.
 //!
-//! Devices write memory without a trace in the CPU. A device's write is found by the change of the bytes. So a device's
-//! write of the same value as before is not found, and the chain goes on at the earlier writer.
+//! Devices write memory without a trace in the CPU. A device's write is found by the change of the bytes. So a
+//! device's write of the same value as before is not found, and the chain continues with the earlier writer.
 
 #![forbid(unsafe_code)]
 

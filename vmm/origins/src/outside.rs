@@ -35,7 +35,7 @@ const MOST_DESCRIPTORS: usize = 1 << 15;
 /// A source outside of the machine's registers and memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// The source in words.
+    /// The source as text.
     pub text: String,
     /// The number of the log's event.
     pub event: Option<u64>,
@@ -296,7 +296,7 @@ fn in_buffers(
     })
 }
 
-/// Names the byte at an offset of a request's writable buffers.
+/// Describes the source of the byte at an offset in a request's writable buffers.
 fn told(
     machine: &Machine<Instructions>,
     function: &VirtioFunctionStateV1,

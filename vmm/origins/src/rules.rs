@@ -1,8 +1,8 @@
 //! The bytes that an instruction moves. Each byte that an instruction writes has a source.
 //!
 //! The rules follow the SDM, volume 2, for instructions that copy bytes or write constants. All other written bytes
-//! count as computed; iced-x86 says which registers an instruction writes. The rules look at the registers before the
-//! instruction only where an instruction may leave its destination unchanged.
+//! count as computed; iced-x86 says which registers an instruction writes. The rules use the values of registers
+//! before the instruction only if the instruction may leave its destination unchanged.
 
 use cpu::CpuState;
 use iced_x86::{
@@ -33,14 +33,14 @@ pub struct Access {
     pub linear: u64,
     /// Guest-physical address of the first byte.
     pub physical: u64,
-    /// The bytes.
+    /// The loaded or stored bytes.
     pub bytes: Vec<u8>,
 }
 
 /// An executed instruction.
 #[derive(Clone, Copy)]
 pub struct Executed<'a> {
-    /// The instruction.
+    /// The decoded instruction.
     pub instruction: &'a Instruction,
     /// The processor before the instruction.
     pub before: &'a CpuState,
@@ -61,7 +61,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// The place `bytes` behind this one.
+    /// The place that is `bytes` bytes after this place.
     pub fn plus(self, bytes: u8) -> Place {
         match self {
             Place::Register(register, first) => Place::Register(register, first.wrapping_add(bytes)),
@@ -85,23 +85,23 @@ impl Place {
 /// Where some written bytes come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// From these bytes.
+    /// The written bytes are copied from the bytes at this place.
     Copy(Place),
-    /// From these bytes in reverse order.
+    /// The written bytes are copied in reverse order from the bytes at this place.
     Reversed(Place),
     /// A constant: an immediate, a zeroing idiom or a return address.
     Constant(&'static str),
     /// Zeros that fill the rest of a register.
     Zeros,
-    /// Copies of the sign bit of the bytes beside them.
+    /// Copies of the sign bit of a value, which fill the bytes above this value.
     Signs,
-    /// Computed by the instruction.
+    /// The instruction computed the written bytes.
     Computed,
     /// A port, the clock or another source outside of registers and memory.
     Outside(Outside),
     /// A register that is not followed, such as a segment register.
     Unfollowed(String),
-    /// The bytes are not changed.
+    /// The instruction leaves the bytes unchanged.
     Kept,
 }
 
@@ -114,19 +114,19 @@ pub enum Outside {
     Processor(&'static str),
 }
 
-/// The bytes that one place gets.
+/// Consecutive bytes that an instruction writes, and their source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Effect {
     /// The first written byte.
     pub to: Place,
-    /// The number of bytes.
+    /// The number of written bytes.
     pub bytes: u8,
     /// Where the bytes come from.
     pub from: Source,
 }
 
-/// The source of a byte that an instruction writes; `None` if none of the effects writes it. The first effect that
-/// writes a byte counts.
+/// The source of the byte at a place, from the first effect that writes this byte. `None` if no effect writes the
+/// byte.
 pub fn source_of(effects: &[Effect], place: Place) -> Option<Source> {
     effects.iter().find_map(|effect| {
         let offset = effect.to.offset_of(place, effect.bytes)?;
@@ -138,8 +138,8 @@ pub fn source_of(effects: &[Effect], place: Place) -> Option<Source> {
     })
 }
 
-/// The effects of an instruction that completed. Rules for copies and constants come first. Behind them, everything
-/// else that the instruction writes is computed.
+/// The effects of an instruction that completed. The effects of copies and constants come first. After them,
+/// `Computed` effects cover everything else that the instruction writes.
 pub fn effects(executed: &Executed<'_>) -> Vec<Effect> {
     let mut rules = Rules { executed, found: Vec::new() };
     if rules.is_empty_repetition() {
@@ -150,8 +150,8 @@ pub fn effects(executed: &Executed<'_>) -> Vec<Effect> {
     rules.found
 }
 
-/// The effects of the delivery of an interrupt or exception in 64-bit mode: the frame on the handler's stack (SDM vol.
-/// 3, 6.14.2). `rsp` is the stack pointer after the delivery.
+/// The effects of the delivery of an interrupt or exception. In 64-bit mode, the first effects are the fields of
+/// the frame on the handler's stack (SDM vol. 3, 6.14.2). `rsp` is the stack pointer after the delivery.
 pub fn of_delivery(rsp: u64, has_error_code: bool, is_64_bit: bool, stores: &[Access]) -> Vec<Effect> {
     let mut found = Vec::new();
     if is_64_bit {
@@ -619,7 +619,7 @@ impl Rules<'_> {
         }
     }
 
-    /// LEAVE: RBP is popped.
+    /// LEAVE: RBP gets the word at the address that RBP had before.
     fn leave(&mut self) {
         let register = match stored_bytes(self.executed.loads) {
             2 => Register::BP,
@@ -679,7 +679,7 @@ impl Rules<'_> {
         }
     }
 
-    /// MOVLPS and MOVHPS: eight bytes of a register, from `first` on.
+    /// MOVLPS and MOVHPS move eight bytes of an XMM register, from byte `first` on.
     fn move_half(&mut self, first: u8) {
         if self.is_memory(0) {
             let from = match self.operand(1) {
@@ -774,7 +774,7 @@ impl Rules<'_> {
         }
     }
 
-    /// Everything else that the instruction writes is computed.
+    /// Adds effects that mark everything else that the instruction writes as computed.
     fn the_rest(&mut self) {
         let mut factory = InstructionInfoFactory::new();
         for register in written_registers(&mut factory, self.executed.instruction) {

@@ -27,9 +27,9 @@ pub struct Step {
     pub is_user: bool,
     /// The instruction and the processor before it; `None` if the step is the delivery of an interrupt.
     pub executed: Option<(Instruction, Box<CpuState>)>,
-    /// The loads, in order.
+    /// The step's loads, in order.
     pub loads: Vec<Access>,
-    /// The stores, in order.
+    /// The step's stores, in order.
     pub stores: Vec<Access>,
     /// The interrupt or exception that was delivered.
     pub delivery: Option<Delivery>,
@@ -48,9 +48,9 @@ pub struct Delivery {
 /// Where a written byte comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// From this byte, which has this value before the step.
+    /// The written byte is a copy of this byte, which has this value before the step.
     Cell(Cell, u8),
-    /// As a rule says.
+    /// A rule for the instruction gives the source.
     Rule(Source),
 }
 
@@ -103,7 +103,8 @@ impl Step {
             Source::Copy(Place::Register(register, byte)) => {
                 let cell = Cell::Register { processor: self.processor, register, byte };
                 let value = self.executed.as_ref().map(|(_, before)| register.byte_in(before, byte));
-                // A delivery has no state before it. The pushed stack pointer is the stored value itself.
+                // The CPU state before a delivery is not recorded. The old value of the pushed stack pointer is the
+                // stored value itself.
                 value
                     .or_else(|| self.stored(cell_address(place)?))
                     .map_or_else(|| Origin::Rule(Source::Computed), |value| Origin::Cell(cell, value))
@@ -202,7 +203,7 @@ impl Observer for Recorder {
 }
 
 impl Reg {
-    /// The decoder's register without a number of bytes, to compare with the registers that an instruction writes.
+    /// Whether a register of the decoder is this register, or a part of this register.
     pub fn is(self, register: iced_x86::Register) -> bool {
         Reg::of(register).is_some_and(|(same, _)| same == self)
     }

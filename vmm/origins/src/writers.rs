@@ -22,15 +22,16 @@ use crate::seen::{MOST_INSTRUCTION_BYTES, Origin, Step, decode, linear_rip};
 
 /// The length in steps of the first interval of a search in memory.
 const FIRST_STEPS: u64 = 100_000;
-/// Each interval of a search in memory is this share of the part already searched.
+/// Each interval of a search in memory is as long as the part that is already searched, divided by this number.
 const PARTS: u64 = 8;
-/// The length in steps of the first interval of a search for a register, and the factor by which the intervals grow.
-/// The timeline leaves snapshots at these distances.
+/// The length in steps of the first interval of a search for a register, and the factor by which the intervals
+/// grow. The timeline keeps snapshots at these distances.
 const FIRST_REGISTER_STEPS: u64 = 128;
 const REGISTER_FACTOR: u64 = 8;
 /// The longest interval of a search for a register.
 const MOST_REGISTER_STEPS: u64 = 1 << 20;
-/// The longest interval of such a search in a machine with several processors, whose turns are searched one by one.
+/// The longest interval of a search for a register in a machine with several processors. Such a search goes through
+/// the processors' turns one by one.
 const MOST_TURNS_STEPS: u64 = 1 << 26;
 /// The longest interval that is not divided into turns.
 const LEAST_TURNS_STEPS: u64 = 1 << 16;
@@ -151,7 +152,7 @@ fn search_memory(
                 continue;
             }
             match stores.last[at] {
-                // An event came in at the place itself, before the step that read the byte.
+                // An event changed the byte at the position `before`, right before the step that reads the byte.
                 _ if end == before && at_end[at] != *value => changed = changed.max(Some(end)),
                 Some((step, stored)) if stored == *value => found[at] = Some(Writer::Step(step)),
                 None if at_start[at] == *value => {}
@@ -181,8 +182,8 @@ fn search_memory(
     Ok(Some(found.into_iter().map(|writer| writer.unwrap_or(Writer::Start)).collect()))
 }
 
-/// The step in an interval after which a byte has its value and did not have it before. The byte has another value at
-/// the interval's start.
+/// Finds the step in an interval that changed a byte to its value. At the interval's start, the byte must have
+/// another value.
 fn bisect(
     timeline: &mut Timeline,
     (cell, value): Wanted,
@@ -275,8 +276,8 @@ fn search_registers(
     Ok(Some(found.into_iter().map(|writer| writer.unwrap_or(Writer::Start)).collect()))
 }
 
-/// The parts of an interval in which a processor has the seat, in order. A short interval is not divided. `None` if the
-/// poll function returned true.
+/// The parts of an interval that are turns of one processor, in order. A short interval is not divided. `None` if
+/// the poll function returned true.
 fn turns(
     timeline: &mut Timeline,
     interval: Interval,

@@ -127,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    /// A path of each kind that is not a plain file, with its name.
+    /// One path for each kind of file that is not plain, and the name of this kind.
     fn others(folder: &Path) -> Vec<(PathBuf, &'static str)> {
         mkfifo(&folder.join("pipe"), Mode::S_IRWXU).unwrap();
         drop(UnixListener::bind(folder.join("socket")).unwrap());

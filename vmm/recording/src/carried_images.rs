@@ -63,7 +63,7 @@ fn copy(source: &File, path: &Path, to: &Path) -> Result<Option<File>, Error> {
     let mut options = File::options();
     let mut copy =
         options.read(true).write(true).create_new(true).open(to).map_err(Error::file("create", to))?;
-    // File systems that support this share the blocks of both files until one of them is written.
+    // On a file system that can clone files, both files share their blocks until one file is written.
     if rustix::fs::ioctl_ficlone(&copy, source).is_ok() {
         return Ok(Some(copy));
     }

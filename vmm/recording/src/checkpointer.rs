@@ -97,7 +97,8 @@ impl<C: Unit> Checkpointer<C> {
         }
         let lost = self.writer.take_lost()?;
         if !lost.is_empty() {
-            // The trail's states are relative to a checkpoint that was lost.
+            // The trail's states need a checkpoint that could not be stored. So the trail begins again without
+            // them.
             self.trail.as_mut().map_or(Ok(()), |trail| trail.begin_anew(machine))?;
         }
         machine.write_again(lost);
@@ -127,9 +128,10 @@ impl<C: Unit> Checkpointer<C> {
         Ok(())
     }
 
-    /// Takes the last checkpoints: up to two shortly before the end, and one at the end. Takes none if the checkpoint
-    /// at the end is not worth its cost (`Pace::due_at_end`). Leaves out the checkpoint at the end if a replay could
-    /// not reach the end in the same state. Waits until the writer has stored as many checkpoints as possible.
+    /// Takes the last checkpoints: up to two shortly before the end, and one at the end. Takes no checkpoint if the
+    /// checkpoint at the end costs too much (`Pace::due_at_end`). Leaves out the checkpoint at the end if a replay
+    /// could not reach the end in the same state. Waits until the writer has stored as many checkpoints as
+    /// possible.
     pub fn finish<U: Unit>(mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
         let at = machine.moment_in::<C>();
         let mut lost = self.writer.wait_and_take_lost()?;

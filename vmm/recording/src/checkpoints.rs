@@ -84,7 +84,8 @@ impl<C: Unit> Checkpoints<C> {
         Ok(maps)
     }
 
-    /// Lets a machine at power-on read from the store. Loads the checkpoint at that position, if there is one.
+    /// Attaches the store to a machine at power-on. Then loads the checkpoint at the position `at`, if there is
+    /// one.
     pub fn attach_and_load<U: Unit>(
         &self,
         at: C,
@@ -128,8 +129,8 @@ pub fn open_checkpoints<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<Arc
     must_be_of(log, Store::open(&directory)?).map(Some)
 }
 
-/// As [`open_checkpoints`], but leaves out damaged checkpoints, and checkpoints that need a damaged one, with a
-/// warning.
+/// Does the same as [`open_checkpoints`], but leaves out damaged checkpoints, and checkpoints that need a damaged
+/// one, with a warning.
 pub fn open_around_damage<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<Arc<Store>>, Error> {
     let directory = path.join(CHECKPOINTS);
     if !directory.is_dir() {

@@ -51,7 +51,7 @@ impl<C: Count> Cursor<C> {
 /// Inputs that write a log. Checkpoints refer to places in this log. The log may count in another unit than the
 /// machine.
 pub trait Logged<U: Count, C: Count = U>: Inputs<U> {
-    /// The cursor of a player of this log whose machine is at this machine's position.
+    /// The cursor that a player of this log has when it reaches the machine's present position.
     fn cursor(&self) -> Cursor<C>;
     /// The log's format.
     fn format(&self) -> Format;

@@ -10,7 +10,7 @@ pub const MANIFEST: &str = "manifest.json";
 pub const EVENTS: &str = "events.log";
 /// The directory of the carried images.
 pub const IMAGES: &str = "images";
-/// The name of a starting state in that directory.
+/// The file name of a starting state in the directory of the carried images.
 pub const START: &str = "start";
 /// The name of the note about the disk image that was hashed last.
 pub const DISK_SEEN: &str = "disk.seen";
@@ -24,7 +24,7 @@ pub fn inside(name: &str) -> PathBuf {
     Path::new(IMAGES).join(name)
 }
 
-/// As [`inside`], for a file that the machine starts with.
+/// Does the same as [`inside`], but for a file with which the machine starts.
 pub fn kernel_file_inside(which: KernelFile) -> PathBuf {
     match which {
         KernelFile::Kernel => inside("kernel"),

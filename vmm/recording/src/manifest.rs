@@ -43,7 +43,7 @@ pub struct Cut {
 }
 
 impl Manifest {
-    /// The manifest of a recording that this program makes now.
+    /// The manifest for a new recording of this machine.
     pub fn new(machine: MachineConfig) -> Manifest {
         Manifest {
             format: if machine.processors.count() > 1 { Format::V6 } else { Format::V5 },

@@ -24,7 +24,8 @@ pub(super) struct ManifestV5 {
     engine: String,
     counter: String,
     machine: MachineConfigV5,
-    /// Left out unless the recording was cut out of a longer recording, so that older recordings keep their text.
+    /// This field is left out if the recording was not cut out of a longer recording, so that older recordings keep
+    /// their text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cut: Option<CutV5>,
 }
@@ -47,16 +48,19 @@ pub(super) struct MachineConfigV5 {
     cmdline: String,
     disk: Option<ImageFileV5>,
     debug_ports: DebugPortsV1,
-    /// Left out for machines without a network card, so that older recordings keep their text and their hash.
+    /// This field is left out for machines without a network card, so that older recordings keep their text and
+    /// their hash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     network: Option<NetworkConfigV5>,
-    /// Left out for machines without passed-through devices, so that older recordings keep their text and their hash.
+    /// This field is left out for machines without passed-through devices, so that older recordings keep their text
+    /// and their hash.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     passthrough: Vec<PassedDeviceV5>,
-    /// Left out for machines without a starting state, so that older recordings keep their text and their hash.
+    /// This field is left out for machines without a starting state, so that older recordings keep their text and
+    /// their hash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     start: Option<ImageFileV5>,
-    /// Only in format 6, which is for machines with several processors.
+    /// This field exists only in format 6, which is for machines with several processors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     processors: Option<ProcessorsV6>,
 }
@@ -67,10 +71,10 @@ struct ProcessorsV6 {
     count: u8,
     turn_steps: u64,
     policy: PolicyV6,
-    /// Left out if CPUID has only the number of processors, as in older recordings.
+    /// This field is left out if CPUID has only the number of processors, as in older recordings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     topology: Option<TopologyV6>,
-    /// Left out if only PAUSE yields, as in older recordings.
+    /// This field is left out if only PAUSE yields, as in older recordings.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     spins_yield: bool,
 }
@@ -136,7 +140,7 @@ enum PassedDeviceV5 {
     Ports {
         first: u16,
         last: u16,
-        /// Left out for ports without an interrupt, so that older recordings keep their text.
+        /// This field is left out for ports without an interrupt, so that older recordings keep their text.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         irq: Option<u8>,
     },

@@ -165,7 +165,7 @@ mod tests {
                 Error::CutOff { cause, recording, at } => {
                     assert!(is_cut_off && recording == folder, "{text}");
                     assert_eq!(at, Instructions(0).position());
-                    // An error of the store is told like one of another file.
+                    // The cause of the error is a file's error, even if the store of checkpoints reported it.
                     assert!(matches!(*cause, Error::File { .. } | Error::Disk { .. } | Error::Engine(_)));
                 }
                 _ => assert!(!is_cut_off, "{text}"),

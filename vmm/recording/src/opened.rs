@@ -79,9 +79,10 @@ impl<C: Unit> Recording<C> {
         Recording::<C>::begin(path, machine)
     }
 
-    /// As [`Recording::create`], for a machine that starts from a starting state, in an existing empty folder. If the
-    /// new recording is cut out of a longer recording, `cut` describes the part that the new recording lacks. The
-    /// starting state is then compressed with [`Effort::Small`]. `progress` is told how much of the state is written.
+    /// Does the same as [`Recording::create`], but for a machine that starts from a starting state, and in an
+    /// existing empty folder. If the new recording is cut out of a longer recording, `cut` describes the part that
+    /// the new recording lacks. The starting state is then compressed with [`Effort::Small`]. `progress` gets the
+    /// amount of the state that is written.
     pub fn begin_from(
         path: &Path,
         machine: &MachineConfig,
@@ -99,12 +100,12 @@ impl<C: Unit> Recording<C> {
         Recording::<C>::begin_as(path, &manifest)
     }
 
-    /// As [`Recording::create`], in an existing empty folder.
+    /// Does the same as [`Recording::create`], but in an existing empty folder.
     pub fn begin(path: &Path, machine: &MachineConfig) -> Result<LogWriter, Error> {
         Recording::<C>::begin_as(path, &Manifest::new(machine.clone()))
     }
 
-    /// As [`Recording::begin`], with this manifest and in the manifest's format.
+    /// Does the same as [`Recording::begin`], but with this manifest and in the manifest's format.
     pub fn begin_as(path: &Path, manifest: &Manifest) -> Result<LogWriter, Error> {
         let begun = Recording::<C>::write_beginning(path, manifest);
         if begun.is_err() {
@@ -137,7 +138,7 @@ impl<C: Unit> Recording<C> {
         open_around_damage(&self.path, &self.log)
     }
 
-    /// As [`Recording::checkpoints`], but any damage is an error.
+    /// Does the same as [`Recording::checkpoints`], but any damage is an error.
     pub fn whole_checkpoints(&self) -> Result<Option<Arc<Store>>, Error> {
         open_checkpoints(&self.path, &self.log)
     }
@@ -242,7 +243,7 @@ pub fn create_folder(path: &Path) -> Result<(), Error> {
     std::fs::create_dir(path).map_err(|source| Error::file("create", path)(existing(source)))
 }
 
-/// Adds to the error that something has this name what the user can do.
+/// If the error says that a file of this name exists, adds advice for the user.
 fn existing(source: std::io::Error) -> std::io::Error {
     if source.kind() != std::io::ErrorKind::AlreadyExists {
         return source;

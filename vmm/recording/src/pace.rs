@@ -114,7 +114,7 @@ pub(super) struct Pace<C> {
     /// The budget right after the last checkpoint, in the unit of [`Unit::cost`]. A negative number is a debt.
     saved: i64,
     /// The cost of a checkpoint when the written pages were last counted. The number of written pages never falls
-    /// before the next checkpoint, so the cost is at least this.
+    /// before the next checkpoint, so the cost is at least this number.
     known_cost: i64,
 }
 
@@ -145,8 +145,9 @@ impl<C: Unit> Pace<C> {
         }
     }
 
-    /// Whether to take a checkpoint now. `held_blocks` is the number of written disk blocks in memory. `written` counts
-    /// the pages to store. The function is called only if the budget covers the cost of the last count.
+    /// Whether to take a checkpoint now. `held_blocks` is the number of written disk blocks in memory. `written`
+    /// counts the pages to store. `written` is called only if the budget covers the cost of the pages that were
+    /// counted last.
     pub fn due<E>(
         &mut self,
         now: Moment<C>,
@@ -162,9 +163,9 @@ impl<C: Unit> Pace<C> {
         }
         let saved = self.saved_at(now);
         if !C::NAMES_ONE_PLACE {
-            // Before a debugger opens a run that counts exits, ttvm replays the part after the last checkpoint on the
-            // software CPU. This replay takes far longer than the part took on KVM. So the first checkpoint comes at
-            // once. After each checkpoint, the next one waits until guest time has covered the cost.
+            // Before a debugger opens a run that counts exits, ttvm replays the part after the last checkpoint on
+            // the software CPU. This replay takes far longer than KVM took to run the part. So the first checkpoint
+            // comes at once. After each checkpoint, the next one waits until guest time has covered the cost.
             return Ok(saved >= 0);
         }
         if saved < self.known_cost {
@@ -175,7 +176,7 @@ impl<C: Unit> Pace<C> {
     }
 
     /// Whether the run's end, at `now`, gets a checkpoint of this number of pages. The end gets a checkpoint if the
-    /// budget covers it, if it has few pages, or if the last checkpoint is far back.
+    /// budget covers its cost, if the checkpoint has few pages, or if the last checkpoint is far back.
     pub fn due_at_end(&self, now: Moment<C>, pages: u64) -> bool {
         !C::NAMES_ONE_PLACE
             || pages <= FREE_PAGES

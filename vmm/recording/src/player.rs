@@ -53,8 +53,8 @@ pub const MOST_STEPS_WITHOUT_RECORD: u64 = 1 << 32;
 /// limit.
 pub const MOST_STEPS_WITHOUT_EXIT: u64 = 1 << 32;
 
-/// The name of an environment variable that replaces [`MOST_STEPS_WITHOUT_EXIT`], for a fuzzer that cannot wait so
-/// long.
+/// The name of an environment variable whose value replaces [`MOST_STEPS_WITHOUT_EXIT`], for a fuzzer that cannot
+/// wait so long.
 const MOST_VARIABLE: &str = "TTVM_MOST_STEPS_WITHOUT_EXIT";
 
 fn most_without_exit() -> u64 {
@@ -130,7 +130,7 @@ impl<C: Unit> Player<C> {
         self.end_before = Some(event);
     }
 
-    /// Replaces [`MOST_STEPS_WITHOUT_EXIT`], for tests that cannot wait so long.
+    /// Sets another limit than [`MOST_STEPS_WITHOUT_EXIT`], for tests that cannot wait so long.
     #[doc(hidden)]
     pub fn set_most_without_exit(&mut self, steps: u64) {
         self.most_without_exit = steps;
@@ -297,7 +297,7 @@ impl<C: Unit> Player<C> {
             return Err(self.divergence(view.moment, Part::Registers, "the point of a record", then, now));
         }
         if is_answer {
-            // The next instruction asks for this answer.
+            // This event is an answer. The machine gets it only when the next instruction asks the device.
             return Ok(None);
         }
         let Next::Event(next) = self.next() else { return Ok(None) };
@@ -418,8 +418,8 @@ impl<C: Unit> Inputs<C> for Player<C> {
             // An answer comes in while the instruction after this point executes.
             Some(at) if matches!(self.next(), Next::Event(event) if event.event.is_answer()) => at.count + 1,
             Some(at) if at.count > now.count => at.count,
-            // If the guest makes an exit before the place where it was stopped, the machine must ask again, because the
-            // replay has diverged.
+            // If the guest makes an exit before the place where it was stopped, the machine must poll at that exit,
+            // because the replay has diverged.
             Some(_) if matches!(self.next(), Next::Event(event) if is_stop(event)) => now.count + 1,
             _ => C::MAX,
         }

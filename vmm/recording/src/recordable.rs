@@ -58,18 +58,18 @@ impl Recordable<Instructions> {
 }
 
 impl<U: Unit> Recordable<U> {
-    /// As [`Recordable::new`], for another engine. The engine must be able to count in `U`.
+    /// Does the same as [`Recordable::new`], but for another engine. The engine must be able to count in `U`.
     pub fn on(engine: EngineKind, options: &MachineOptions, power_on: PowerOn) -> Result<Self, Error> {
         let (config, images) = MachineConfig::from_options(options)?;
         let machine = Machine::build(&config, &images, &power_on, engine)?;
         Ok(Recordable { machine, config, power_on, beginning: Beginning::PowerOn, carried: None })
     }
 
-    /// As [`Recordable::on`], for a recording that contains copies of its images, in an existing empty folder. Copies
-    /// the images into this folder now. A disk image is not copied. An image above 256 MiB is copied only if the file
-    /// system can share its blocks.
+    /// Does the same as [`Recordable::on`], but for a recording that contains copies of its images. Copies the
+    /// images into an existing empty folder now. A disk image is not copied. An image above 256 MiB is copied only
+    /// if the file system can share its blocks.
     ///
-    /// [`Recordable::record_in_empty`] must be given the same folder.
+    /// The caller must pass the same folder to [`Recordable::record_in_empty`].
     pub fn carrying_images(
         engine: EngineKind,
         options: &MachineOptions,
@@ -93,8 +93,8 @@ impl<U: Unit> Recordable<U> {
         Recordable::going_on_in(engine, recording, start, without_start(&recording.manifest.machine))
     }
 
-    /// As [`Recordable::going_on`], with another policy that gives turns to the processors. Fails if there is only one
-    /// processor.
+    /// Does the same as [`Recordable::going_on`], but with another policy that gives turns to the processors. Fails
+    /// if there is only one processor.
     pub fn going_on_with_turns(
         engine: EngineKind,
         recording: &Recording<Instructions>,
@@ -152,13 +152,14 @@ impl<U: Unit> Recordable<U> {
         self.record_in_empty(folder)
     }
 
-    /// As [`Recordable::record_in`], in an existing empty folder.
+    /// Does the same as [`Recordable::record_in`], but in an existing empty folder.
     pub fn record_in_empty(&mut self, folder: impl AsRef<Path>) -> Result<NewRecording<'_, U>, Error> {
         self.record_part_in_empty(folder.as_ref(), None, &mut |_, _| false)
     }
 
-    /// As [`Recordable::record_in_empty`], for a machine that starts from a state. `cut` describes the part of a longer
-    /// recording that the new recording lacks. `progress` is told how much of the state is written.
+    /// Does the same as [`Recordable::record_in_empty`], but for a machine that starts from a starting state. `cut`
+    /// describes the part of a longer recording that the new recording lacks. `progress` gets the amount of the
+    /// state that is written.
     pub fn record_cut_in_empty(
         &mut self,
         folder: &Path,

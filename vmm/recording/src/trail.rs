@@ -54,9 +54,10 @@ struct TrailState<C> {
 }
 
 impl<C: Unit> Trail<C> {
-    /// Begins at a checkpoint, or at the machine's first instruction. A state is taken only when the run has executed
-    /// `page_rest_steps` instructions for each page of the state's cost. The run executes these instructions before and
-    /// not after the state, because a starting guest writes many pages, and the run may end soon.
+    /// Begins at a checkpoint, or at the machine's first instruction. A state is taken only when the run has
+    /// executed `page_rest_steps` instructions for each page of the state's cost. The run executes these
+    /// instructions before the state and not after it, because a starting guest writes many pages, and the run may
+    /// end soon.
     pub fn begin<U: Unit>(machine: &mut Machine<U>, page_rest_steps: u64) -> Result<Trail<C>, Error> {
         machine.begin_trail()?;
         let last = machine.moment_in::<C>().count;
@@ -132,7 +133,7 @@ impl<C: Unit> Trail<C> {
             }
             let nothing = PageMap::new(kept.disk.len());
             for (block, contents) in kept.disk.changed_since(before.as_ref().unwrap_or(&nothing)) {
-                // An earlier checkpoint has the other blocks.
+                // Only blocks in memory are stored here. The other changed blocks are in an earlier checkpoint.
                 if let PageRef::Held(contents) = contents {
                     writer.page(Space::Disk, block, contents)?;
                 }

@@ -160,8 +160,8 @@ fn what_the_next_check_looks_at_is_known_once_it_is_next() {
 fn the_machine_is_told_how_far_it_may_run() {
     let machine = machine::<Instructions>();
     let of = |event: LogRecord<_>| player(&machine, vec![event]);
-    // The machine may run up to the next event. If the next event is at this count but later in time, the player sets
-    // no limit, because only idle time leads there.
+    // The machine may run up to the next event. If the next event is at this count but later in time, the player
+    // sets no limit: the event comes in while the guest idles.
     let button = of(event(&machine, at(5), Event::PowerButton));
     assert_eq!(button.next_poll(at(3)), Instructions(5));
     assert_eq!(button.next_poll(Moment { count: Instructions(5), time_ns: 1 }), Instructions::MAX);

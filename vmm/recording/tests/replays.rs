@@ -163,7 +163,7 @@ fn each_part_of_a_changed_record_is_noticed_and_named() {
             assert_eq!(found.what, part, "{what}, {scrutiny:?}");
             assert!(found.expected != found.actual, "{what}: {found}");
         }
-        // A replay that compares nothing goes on, whatever the record contains.
+        // A replay that compares nothing does not fail, whatever the record contains.
         assert!(replayed(&changed, Scrutiny::Nothing).is_ok(), "{what}");
     }
 }
@@ -195,7 +195,7 @@ fn a_difference_lies_behind_the_last_place_where_the_same_part_was_compared() {
         assert_eq!((found.what, found.at), (part, bad.count.position()), "{what}");
         let last_good = (found.last_good, found.last_good_ns);
         assert_eq!(last_good, (good.count.position(), good.time_ns), "{what}");
-        // The event before the place, and the two after it.
+        // The error names up to two events before the divergence, and up to three at or after it.
         let next = recording.log.counts_while(|at| at < bad).unwrap().0;
         let (first, last) = (next.saturating_sub(2), (next + 3).min(recording.log.event_count()));
         let numbers: Vec<String> = (first..last).map(|number| format!("#{number} ")).collect();

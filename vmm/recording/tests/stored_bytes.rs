@@ -316,7 +316,7 @@ fn a_machines_state_with_several_processors() {
     for length in bytes.len() + 1..with_turns.len() {
         assert_eq!(MachineState::from_bytes(Format::V6, &with_turns[..length]), None, "{length}");
     }
-    // The search for spins comes last, if spins yield.
+    // If spinning processors yield their turns, the state of the search for spins comes last.
     let turns = state.others.turns.as_mut().expect("they are not None");
     turns.spins = Some(SpinState { next_look: Some(0x99), registers: Some(0x1234_5678) });
     let with_spins = state.to_bytes(Format::V6);
@@ -443,7 +443,7 @@ fn a_manifest_with_a_topology_and_random_turns() {
     ] {
         assert!(Manifest::parse(&text.replace(from, to)).is_err(), "{to}");
     }
-    // The policy, the length of turns, the spins and the topology determine the run.
+    // The hash covers the policy, the length of turns, `spins_yield` and the topology, because they determine the run.
     let hash_with = |from: &str, to: &str| Manifest::parse(&text.replace(from, to)).unwrap().machine_hash();
     assert_ne!(hash_with("51614", "51615"), manifest.machine_hash());
     assert_ne!(hash_with("266666", "100000"), manifest.machine_hash());

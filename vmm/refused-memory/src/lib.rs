@@ -1,5 +1,5 @@
 //! If the host refuses memory to a program, this crate prints a sentence and ends the program with an exit code.
-//! Without the crate, the standard library ends the program with a signal, as if it were broken.
+//! Without the crate, the standard library ends the program with a signal, as if the program had crashed.
 //!
 //! ```
 //! use refused_memory::SpokenRefusals;
@@ -11,9 +11,9 @@
 //! ```
 //!
 //! The standard library's hook for this (`std::alloc::set_alloc_error_hook`) is not stable. So this crate has an
-//! allocator, which passes each request to the system's allocator and checks the answer for null. The program cannot go
-//! on after a refusal, because the caller does not handle it. Code that can do with less memory must not ask by `Vec`
-//! or `Box`, but map memory itself.
+//! allocator, which passes each request to the system's allocator and checks the answer for null. The program
+//! cannot continue after a refusal, because code that allocates a `Vec` or `Box` does not handle refusals. Code
+//! that can work with less memory must map memory itself instead.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::File;
@@ -86,7 +86,8 @@ fn end(size_bytes: usize) -> ! {
 /// Ends the raw mode of the terminal on standard input, so that the shell works as usual again. A process calls this
 /// function before it ends without dropping its values.
 pub fn end_raw_mode() {
-    // SAFETY: the descriptor is only looked at here, and a process that has closed it gets an error.
+    // SAFETY: this function only reads the terminal's mode and sets it. If the process has closed the descriptor,
+    // the calls return an error.
     let stdin = unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) };
     let Ok(mut mode) = tcgetattr(stdin) else { return };
     if mode.local_flags.contains(LocalFlags::ICANON) {
@@ -95,7 +96,7 @@ pub fn end_raw_mode() {
     mode.local_flags |= LocalFlags::ICANON | LocalFlags::ECHO | LocalFlags::ISIG | LocalFlags::IEXTEN;
     mode.input_flags |= InputFlags::ICRNL | InputFlags::IXON;
     mode.output_flags |= OutputFlags::OPOST;
-    // If the terminal has gone, its mode does not matter.
+    // If the terminal no longer exists, its mode does not matter, so ignore the error.
     let _ = tcsetattr(stdin, SetArg::TCSANOW, &mode);
 }
 

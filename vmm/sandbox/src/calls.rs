@@ -1,7 +1,7 @@
-//! seccomp: the allowed system calls, each with its reason. If a process makes a call that is not on the list, SIGSYS
-//! ends the process, and the kernel logs the call. No code of ttvm makes such a call, so an attacker must have taken
-//! over the process. A few other calls fail instead, as on an older kernel. The libraries try these calls, and use
-//! others if they fail ([`TRIED_BY_LIBRARIES`]).
+//! seccomp: the allowed system calls, each with its reason. If a process makes a call that is not on the list,
+//! SIGSYS ends the process, and the kernel writes the call to its log. No code of ttvm makes such a call, so an
+//! attacker must have taken over the process. A few other calls only fail, as on an older kernel. The libraries try
+//! these calls, and use other calls if they fail ([`TRIED_BY_LIBRARIES`]).
 //!
 //! The lists in this file are for the whole process. [`crate::kinds`] has the shorter lists for kinds of threads.
 //!
@@ -52,10 +52,10 @@ pub(crate) const NAMED_FILES: &[c_long] = &[
     libc::SYS_unlinkat,
 ];
 
-/// Calls that the C library and Rust's library try. If such a call fails, the library goes on without it. `clone3`
-/// starts a thread; the library then uses `clone`. Other calls look up the names of folders, or open files with
-/// information about the host. At a panic, the backtrace opens the program's own file. No library tries to open a file
-/// for writing ([`of_reading`]).
+/// Calls that the C library and Rust's library try. If such a call fails, the library does without the call. For
+/// example, `clone3` would start a thread; if it fails, the library uses `clone`. Other calls in this list look up
+/// the names of folders, or open files with information about the host. At a panic, the backtrace opens the
+/// program's own file. No library tries to open a file for writing ([`of_reading`]).
 const TRIED_BY_LIBRARIES: &[c_long] = &[
     libc::SYS_clone3,
     libc::SYS_openat,
@@ -109,7 +109,7 @@ const WAITING: &[c_long] = &[
 /// Calls about the identity of the process.
 const IDENTITY: &[c_long] = &[libc::SYS_getuid, libc::SYS_geteuid, libc::SYS_getgid, libc::SYS_getegid];
 
-/// Calls on existing sockets. No call creates, binds or connects a socket.
+/// Calls on existing sockets. The process may not create, bind or connect a socket.
 pub(crate) const SOCKETS: &[c_long] = &[libc::SYS_recvfrom, libc::SYS_shutdown];
 
 /// Calls that accept clients on a bound socket.
@@ -120,8 +120,8 @@ pub(crate) const CLIENTS: &[c_long] = &[
     libc::SYS_setsockopt,
     libc::SYS_getsockname,
     libc::SYS_getpeername,
-    // A pipe between two threads of the process. Through it, the thread that refuses clients hears that there is room
-    // for a client again.
+    // A pipe between two threads of the process. Through this pipe, the thread that refuses clients learns that
+    // there is room for a client again.
     libc::SYS_pipe2,
 ];
 
@@ -132,7 +132,8 @@ pub(crate) const KVM: &[c_long] = &[
     libc::SYS_timer_delete,
     libc::SYS_perf_event_open,
     libc::SYS_eventfd2,
-    // The counter's signal goes to this thread. For all other descriptors see [`of_descriptors`].
+    // A thread makes this call so that the signal of its counter goes to the thread itself. For the other uses of
+    // fcntl see [`of_descriptors`].
     libc::SYS_fcntl,
 ];
 
@@ -143,11 +144,12 @@ const VFIO: &[c_long] =
 /// Calls that wait for a program that was started before the process was locked in.
 pub(crate) const HELPER: &[c_long] = &[libc::SYS_wait4, libc::SYS_waitid];
 
-/// Calls that make copies of the process, and end them. [`of_clone`] allows the copies themselves.
+/// Calls for branches (copies of the process): for their reports, their end and the wait for their end.
+/// [`of_copies`] allows the copying itself.
 const BRANCHES: &[c_long] = &[libc::SYS_pipe2, libc::SYS_getppid, libc::SYS_wait4, libc::SYS_kill];
 
-/// ioctl requests for the terminal's mode and size. TIOCSTI is not among them: it would type into the shell that runs
-/// afterwards.
+/// ioctl requests for the terminal's mode and size. TIOCSTI is not allowed, because the process could use it to
+/// type commands into the shell that runs afterwards.
 const TERMINAL_REQUESTS: &[u64] = &[
     libc::TCGETS,
     libc::TCSETS,
@@ -159,7 +161,8 @@ const TERMINAL_REQUESTS: &[u64] = &[
     libc::TCSETSF2,
     libc::TIOCGWINSZ,
 ];
-/// ioctl requests that set whether sockets and pipes block, and whether executed programs inherit them.
+/// ioctl requests that set whether operations on a socket or pipe block, and whether executed programs inherit the
+/// descriptor.
 pub(crate) const FILE_REQUESTS: &[u64] = &[libc::FIONBIO, libc::FIOCLEX];
 /// The bits of an ioctl request that identify its driver.
 pub(crate) const REQUEST_TYPE: u64 = 0xff00;
@@ -186,7 +189,7 @@ pub(crate) fn restrict_thread(needs: &Needs) -> Result<bool, Error> {
     apply(&made(rules(needs))?)
 }
 
-/// Makes the filters that allow these calls.
+/// Makes the two filters from these rules.
 pub(crate) fn made(rules: Result<Rules, BackendError>) -> Result<Filters, Error> {
     let made = rules.map_err(Into::into).and_then(filters);
     made.map_err(Error::failed("make the list of system calls"))
@@ -211,7 +214,7 @@ fn apply_by(
     Ok(true)
 }
 
-/// Whether the error means that the kernel has no seccomp, or no filters.
+/// Whether the error means that the kernel has no seccomp, or that its seccomp has no filters.
 fn is_missing(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL))
 }
@@ -219,7 +222,7 @@ fn is_missing(error: &std::io::Error) -> bool {
 fn filters(allowed: Rules) -> Result<Filters, Box<dyn std::error::Error>> {
     let mut survived = allowed.clone();
     for &call in TRIED_BY_LIBRARIES {
-        // An empty list of conditions allows the call with all arguments.
+        // An empty list of rules allows the call with any arguments.
         let is_whole = survived.get(&call).is_some_and(Vec::is_empty);
         if call == libc::SYS_openat && !is_whole {
             survived.entry(call).or_default().extend(of_reading()?);
@@ -227,8 +230,8 @@ fn filters(allowed: Rules) -> Result<Filters, Box<dyn std::error::Error>> {
             survived.insert(call, Vec::new());
         }
     }
-    // The process adds the second filter when the first filter is already in force, so the first filter must allow
-    // that.
+    // The process adds the second filter when the first filter is already in force. So the first filter must allow
+    // the call that adds a filter.
     let mut first = allowed;
     first.entry(libc::SYS_seccomp).or_insert(of_filters()?);
     first.entry(libc::SYS_prctl).or_insert(of_privileges()?);
@@ -249,7 +252,7 @@ fn rules(needs: &Needs) -> Result<Rules, BackendError> {
         (libc::SYS_fcntl, of_descriptors()?),
         (libc::SYS_prctl, of_process(needs)?),
         (libc::SYS_seccomp, of_filters()?),
-        // These two calls may only get the status of an open file.
+        // These two calls may only get the status of a file that is already open.
         (libc::SYS_newfstatat, vec![rule(vec![masked(3, EMPTY_PATH, EMPTY_PATH)?])?]),
         (libc::SYS_statx, vec![rule(vec![masked(2, EMPTY_PATH, EMPTY_PATH)?])?]),
         (libc::SYS_prlimit64, of_limits()?),
@@ -276,38 +279,40 @@ pub(crate) fn of_limits() -> Result<Vec<SeccompRule>, BackendError> {
     Ok(vec![rule(vec![equal(0, 0)?, null(2)?])?])
 }
 
-/// The rule for sendto: only to the other end of the socket, without an address.
+/// The rule for sendto: the process may send only to the other end of a connected socket, and may not give an
+/// address.
 pub(crate) fn of_other_end() -> Result<Vec<SeccompRule>, BackendError> {
     Ok(vec![rule(vec![null(4)?])?])
 }
 
-/// The rule for openat: only for reading, and only files that exist.
+/// The rule for openat: the process may open files only for reading, and may not create files.
 pub(crate) fn of_reading() -> Result<Vec<SeccompRule>, BackendError> {
     let changing = (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64;
     Ok(vec![rule(vec![masked(2, changing, libc::O_RDONLY as u64)?])?])
 }
 
-/// The rules for prctl: a thread's name, and `no_new_privs`, which is set already.
+/// The rules for prctl: a thread may set its name, and may set `no_new_privs`, which is set already.
 pub(crate) fn of_names_and_privileges() -> Result<Vec<SeccompRule>, BackendError> {
     let names = vec![rule(vec![equal(0, libc::PR_SET_NAME as u64)?])?];
     Ok(names.into_iter().chain(of_privileges()?).collect())
 }
 
-/// The rule for prctl: `no_new_privs`, which is set already, and which each filter sets again.
+/// The rule for prctl: a thread may set `no_new_privs`. This flag is set already, but the library sets it again
+/// with each filter.
 fn of_privileges() -> Result<Vec<SeccompRule>, BackendError> {
     Ok(vec![rule(vec![equal(0, libc::PR_SET_NO_NEW_PRIVS as u64)?])?])
 }
 
-/// The rules for prctl of the whole process. A process that makes branches may also set the signal that ends a branch
-/// with its parent.
+/// The rules for prctl for the whole process. A process that makes branches may also set the signal that ends a
+/// branch with its parent.
 fn of_process(needs: &Needs) -> Result<Vec<SeccompRule>, BackendError> {
     let of_branches = needs.branches.then_some(libc::PR_SET_PDEATHSIG);
     let of_branches = of_branches.map(|option| rule(vec![equal(0, option as u64)?]));
     of_names_and_privileges()?.into_iter().map(Ok).chain(of_branches).collect()
 }
 
-/// The rules for seccomp. A process may add filters, which can only take rights away. A filter may not pass calls to
-/// another process.
+/// The rules for seccomp. A process may add filters, which can only take rights away. The process may not add a
+/// filter that passes calls to another process for a decision.
 pub(crate) fn of_filters() -> Result<Vec<SeccompRule>, BackendError> {
     let flags = [0, libc::SECCOMP_FILTER_FLAG_TSYNC];
     let operation = u64::from(libc::SECCOMP_SET_MODE_FILTER);
@@ -321,7 +326,8 @@ pub(crate) fn of_protection() -> Result<Vec<SeccompRule>, BackendError> {
     allowed.iter().map(|&bits| rule(vec![masked(2, both, bits as u64)?])).collect()
 }
 
-/// `THREAD` has the flags of clone for a thread, and `NAMESPACES` the flags for new namespaces.
+/// `THREAD` has the flags by which clone starts a thread, and `NAMESPACES` the flags by which clone makes new
+/// namespaces.
 const THREAD: c_int = libc::CLONE_THREAD | libc::CLONE_VM;
 const NAMESPACES: c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
@@ -331,18 +337,20 @@ const NAMESPACES: c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET;
 
-/// The rules for clone: threads as in [`of_clone`], and copies of the process for branches.
+/// The rules for clone: the process may start threads, as [`of_clone`] allows. A process with branches may also
+/// copy itself.
 fn of_copies(needs: &Needs) -> Result<Vec<SeccompRule>, BackendError> {
     let branches = needs.branches.then(|| rule(vec![masked(0, (NAMESPACES | THREAD) as u64, 0)?]));
     of_clone()?.into_iter().map(Ok).chain(branches).collect()
 }
 
-/// The rule for clone: a thread of this process, but no new process, and no new namespace.
+/// The rule for clone: the process may start a thread, but no new process, and may not make a new namespace.
 pub(crate) fn of_clone() -> Result<Vec<SeccompRule>, BackendError> {
     Ok(vec![rule(vec![masked(0, (NAMESPACES | THREAD) as u64, THREAD as u64)?])?])
 }
 
-/// The rule for signals: only to the process itself, such as an abort or a stop from the terminal.
+/// The rule for signals: the process may send signals only to itself, for example to abort, or to stop when the
+/// terminal asks.
 pub(crate) fn of_own_process() -> Result<Vec<SeccompRule>, BackendError> {
     let own = u64::from(std::process::id());
     Ok(vec![rule(vec![equal(0, own)?])?])
@@ -364,7 +372,7 @@ pub(crate) fn of_descriptors() -> Result<Vec<SeccompRule>, BackendError> {
     commands.iter().map(|&command| rule(vec![equal(1, command as u64)?])).collect()
 }
 
-/// A rule that needs all these conditions.
+/// A rule that allows a call if all these conditions hold.
 pub(crate) fn rule(conditions: Vec<SeccompCondition>) -> Result<SeccompRule, BackendError> {
     SeccompRule::new(conditions)
 }

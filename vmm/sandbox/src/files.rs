@@ -1,4 +1,5 @@
-//! Landlock allows only the named files. Landlock allows no network addresses and no other processes.
+//! Landlock lets the process open only the named files. Under Landlock the process cannot use network addresses, or
+//! send signals to other processes.
 //!
 //! See landlock(7). A descriptor that is already open keeps its rights.
 
@@ -18,8 +19,8 @@ const KNOWN: ABI = ABI::V6;
 pub enum Files {
     /// Landlock blocks all files that were not named.
     All,
-    /// Landlock blocks most files that were not named, but this host has an old version of Landlock. The field is the
-    /// version's number.
+    /// Landlock blocks most access to files that were not named. This host has an old version of Landlock, which
+    /// cannot block all access. The field is the version's number.
     Most(i32),
     /// Landlock blocks no files, for this reason.
     None(&'static str),
@@ -51,12 +52,13 @@ fn ruled(needs: &Needs) -> Result<Files, RulesetError> {
     })
 }
 
-/// The right to read. Executing is never allowed, not even for files that the process has written.
+/// The rights to read files and folders. The process gets no right to execute files, not even files that it has
+/// written.
 fn readable() -> BitFlags<AccessFs> {
     AccessFs::ReadFile | AccessFs::ReadDir
 }
 
-/// The right to change files and folders, but no devices, sockets or links.
+/// The rights to make, change, rename and remove files and folders, but not to make devices, sockets or links.
 fn changeable() -> BitFlags<AccessFs> {
     AccessFs::WriteFile
         | AccessFs::Truncate

@@ -1,8 +1,8 @@
 //! Kinds of threads: each kind keeps only the system calls that its job needs.
 //!
-//! A thread chooses its kind when it starts, and cannot change it. The kernel applies the strictest of a thread's
-//! filters. So a kind never allows a call that the process has given up. Signal handlers of this program only change
-//! memory, so they need no calls of their own on any thread.
+//! A thread chooses its kind when it starts, and cannot change the kind later. The kernel applies the strictest of
+//! a thread's filters. So a kind never allows a call that the process has given up. Signal handlers of this program
+//! only change memory, so they need no calls of their own on any thread.
 
 use std::sync::OnceLock;
 
@@ -23,9 +23,9 @@ pub enum ThreadKind {
     /// Writes checkpoints: makes, renames and removes files in the recording's folder. Starts no threads, makes no code,
     /// and uses no sockets.
     CheckpointWriter,
-    /// Unpacks pages from files that another thread has opened. Writes nothing but messages.
+    /// Unpacks pages from files that another thread has opened. Writes only messages.
     PageReader,
-    /// Replays a part of a recording for another thread. Opens files only for reading, and writes nothing but messages.
+    /// Replays a part of a recording for another thread. Opens files only for reading, and writes only messages.
     Replayer,
     /// Serves one gdb on its socket: replays, and writes checkpoints and symbols.
     GdbSession,
@@ -87,7 +87,7 @@ const LOOKED_AT: &[c_long] = &[libc::SYS_newfstatat, libc::SYS_statx, libc::SYS_
 /// Calls about time and randomness.
 const TIME: &[c_long] = &[libc::SYS_clock_nanosleep, libc::SYS_nanosleep, libc::SYS_getrandom];
 
-/// Calls on a client's socket. Clients come in on a socket that is bound and open.
+/// Calls on a client's socket. Clients connect to a socket that was bound before the process was locked in.
 const CLIENTS: &[c_long] = &[
     libc::SYS_accept4,
     libc::SYS_getsockopt,
@@ -98,7 +98,8 @@ const CLIENTS: &[c_long] = &[
     libc::SYS_ppoll,
 ];
 
-/// ioctl requests that end the raw mode of the terminal. Any thread may end the process and then makes these requests.
+/// ioctl requests that end the raw mode of the terminal. Any thread may end the process, and makes these requests
+/// before.
 const TERMINAL_REQUESTS: &[u64] = &[libc::TCGETS, libc::TCSETS, libc::TCGETS2, libc::TCSETS2];
 
 /// Signals that end the process. The C library and Rust's library reset their actions before the end.
@@ -116,8 +117,8 @@ impl ThreadKind {
     ];
 }
 
-/// Allows the calling thread only the calls of a kind, in a process with these needs. Returns `false` if the host has no
-/// seccomp.
+/// Allows the calling thread only the calls of `kind`. `needs` are the needs of the whole process. Returns `false`
+/// if the host has no seccomp.
 pub(crate) fn restrict_thread(kind: ThreadKind, needs: &Needs) -> Result<bool, Error> {
     // Some kinds of threads start often, so each list is compiled once. The needs of a process never change.
     static COMPILED: [OnceLock<Filters>; ThreadKind::ALL.len()] =
@@ -143,7 +144,7 @@ fn rules(kind: ThreadKind, needs: &Needs) -> Result<Rules, BackendError> {
     Ok(rules)
 }
 
-/// The calls of a kind that are allowed whatever their arguments.
+/// The calls that a thread of this kind may make with any arguments.
 fn without_conditions(kind: ThreadKind, needs: &Needs) -> Vec<&'static [c_long]> {
     let kvm = if needs.kvm { KVM } else { &[] };
     match kind {
@@ -167,7 +168,7 @@ fn without_conditions(kind: ThreadKind, needs: &Needs) -> Vec<&'static [c_long]>
     }
 }
 
-/// The calls of a kind that are allowed with some arguments only.
+/// The calls that a thread of this kind may make only with some arguments, and the rules for the arguments.
 fn with_conditions(kind: ThreadKind, needs: &Needs) -> Result<Conditions, BackendError> {
     let descriptors = (libc::SYS_fcntl, of_descriptors()?);
     let sent = (libc::SYS_sendto, of_other_end()?);
@@ -224,7 +225,8 @@ fn replaying(needs: &Needs) -> Result<Conditions, BackendError> {
     ])
 }
 
-/// The rule for openat of a device: only for both reading and writing, and only a device that exists.
+/// The rule for openat of a device: a thread may open a device only for both reading and writing, and may not
+/// create one.
 fn of_device() -> Result<Vec<SeccompRule>, BackendError> {
     let how = (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64;
     Ok(vec![rule(vec![masked(2, how, libc::O_RDWR as u64)?])?])

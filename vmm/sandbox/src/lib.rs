@@ -1,5 +1,5 @@
-//! Locks the process in. Afterwards the process can use only the files that it has named before, and the system calls
-//! that it needs.
+//! Locks the process in. Afterwards the process can use only the files that it named before, and only the system
+//! calls that it needs.
 //!
 //! ```no_run
 //! use sandbox::Needs;
@@ -40,7 +40,7 @@ pub use kinds::ThreadKind;
 pub use needs::Needs;
 pub use probe::{Offered, probe};
 
-/// The needs of the process, once it is locked in.
+/// The needs of the process. Empty until the process is locked in.
 static LOCKED_IN: OnceLock<Needs> = OnceLock::new();
 
 /// The locks that are in force. Every host can drop capabilities and set `no_new_privs`, so these two are not listed.
@@ -75,7 +75,7 @@ pub fn lock_in(needs: &Needs) -> Result<Locked, Error> {
 ///
 /// # Errors
 ///
-/// If the host has seccomp and it fails.
+/// If the host has seccomp, but adding the filters fails.
 pub fn narrow(needs: &Needs) -> Result<(), Error> {
     if LOCKED_IN.get().is_some() {
         calls::restrict_thread(needs)?;
@@ -96,8 +96,8 @@ pub fn enter(kind: ThreadKind) {
     }
 }
 
-/// The number of the process's threads. The kernel may list a thread for a moment after it was joined, so this function
-/// waits until threads that are ending have gone.
+/// The number of the process's threads. The kernel may list a thread for a moment after it was joined. So this
+/// function waits up to a second for other threads to end.
 fn lasting_threads() -> usize {
     const MOST_WAITS: u32 = 200;
     const WAIT: Duration = Duration::from_millis(5);

@@ -22,15 +22,15 @@ pub(crate) fn give_up(needs: &Needs) -> Result<(), Error> {
         }
     }
     let nothing = CapsHashSet::new();
-    // The call fails on kernels older than 4.3, which have no ambient set.
+    // The call fails on kernels older than 4.3, which have no ambient set. The failure does no harm.
     let _ = caps::clear(None, CapSet::Ambient);
     set(CapSet::Inheritable, &nothing)?;
     let reached = reached(needs);
     set(CapSet::Effective, &nothing)?;
     let mut kept = wanted(needs);
     if !reached.iter().all(can_access) {
-        // Root keeps this capability if it needs the capability for the files, for example if the recording belongs to
-        // another user.
+        // A process of root keeps this capability if it cannot use its files otherwise, for example if the
+        // recording belongs to another user.
         kept.insert(Capability::CAP_DAC_OVERRIDE);
     }
     let kept = &kept & &had;
@@ -42,7 +42,7 @@ fn set(set: CapSet, capabilities: &CapsHashSet) -> Result<(), Error> {
     caps::set(None, set, capabilities).map_err(Error::failed("give up capabilities"))
 }
 
-/// The capabilities that are needed after a device is opened.
+/// The capabilities that the process still needs after it has opened its devices.
 fn wanted(needs: &Needs) -> CapsHashSet {
     let mut wanted = CapsHashSet::new();
     if needs.vfio {
@@ -50,7 +50,7 @@ fn wanted(needs: &Needs) -> CapsHashSet {
         wanted.insert(Capability::CAP_IPC_LOCK);
     }
     if needs.kvm {
-        // Each vCPU opens its own counter.
+        // Each new vCPU opens its own performance counter, and the process may make vCPUs at any time.
         wanted.insert(Capability::CAP_PERFMON);
     }
     wanted
@@ -65,8 +65,8 @@ fn reached(needs: &Needs) -> Vec<(PathBuf, AccessFlags)> {
     all.filter(can_access).collect()
 }
 
-/// Whether the process can access a path with its effective capabilities. The `eaccess` of the C library may ask about the
-/// permitted capabilities instead.
+/// Whether the process can access a path with its effective capabilities. The C library's `eaccess` is not used,
+/// because it may check the permitted capabilities instead.
 fn can_access((path, access): &(PathBuf, AccessFlags)) -> bool {
     faccessat(AT_FDCWD, path, *access, AtFlags::AT_EACCESS).is_ok()
 }

@@ -1,6 +1,6 @@
-//! Tests which actions are still possible in a locked-in process, even if an attacker controls the process. For each
-//! attempt this program starts itself twice, free and locked in. An attempt that also fails in the free process would
-//! prove nothing.
+//! Tests which actions are still possible in a locked-in process, even if an attacker controls the process. For
+//! each attempt this program starts itself twice: in one process that is not locked in (free), and in one that is.
+//! An attempt that also fails in the free process would prove nothing.
 //!
 //! The test is a program of its own without a harness, because a process must be locked in before it has a
 //! second thread.
@@ -26,7 +26,7 @@ use sandbox::{Files, Needs, ThreadKind};
 /// The result of an attempt that ended its process by SIGSYS.
 const ENDED: &str = "ended";
 
-/// The attempts, with their results in a free and in a locked-in process.
+/// The attempts, each with its expected results in a free process and in a locked-in process.
 const TRIED: &[(&str, &str, &str)] = &[
     ("read a file that was named", "done", "done"),
     ("write a file in the folder", "done", "done"),
@@ -84,7 +84,8 @@ const TRIED: &[(&str, &str, &str)] = &[
     ("wait for one of many files", "EFAULT", ENDED),
 ];
 
-/// Attempts of locked-in processes with one more need. Each element is the need, the attempt and the result.
+/// Attempts of locked-in processes that have one more need than usual. Each element has the need, the attempt and
+/// the expected result.
 const NEEDED: &[(&str, &str, &str)] = &[
     ("kvm", "ask a file as if it were KVM", "ENOTTY"),
     ("kvm", "ask a file as if it were a counter", "ENOTTY"),
@@ -164,7 +165,7 @@ const NAMESPACES: [libc::c_int; 7] = [
 ];
 const WITH_FLAG: &str = "make a thread with the flag ";
 
-/// The attempt of a process that named no files.
+/// The only attempt for which the process is locked in without any named files.
 const LOOK_AT_A_FILE: &str = "look at a file where none was named";
 
 fn main() {
@@ -220,13 +221,14 @@ fn what_is_tried_fails_where_one_is_locked_in() {
     }
 }
 
-/// The kind of thread that makes an attempt, by the last word of the process's kind. `None` if the first thread makes it.
+/// The kind of thread that makes an attempt. The last word of `kind` is its name. `None` if the first thread makes
+/// it.
 fn thread_kind(kind: &str) -> Option<ThreadKind> {
     let name = kind.split(' ').next_back();
     ThreadKind::ALL.into_iter().find(|kind| name == Some(&debug(kind)))
 }
 
-/// The needs of an attempt's process, by their name.
+/// The needs of the process for an attempt. `kind` is the name of these needs.
 fn needs(kind: &str, root: &Path) -> Needs {
     let (read, written) = (vec![root.join("named")], vec![root.join("recording")]);
     let nothing = Needs::default();
@@ -259,7 +261,7 @@ fn result(kind: &str, what: &str) -> String {
     result_in(kind, what, |_| {})
 }
 
-/// As [`result`]. `change` changes the folder before the process starts.
+/// Does the same as [`result`]. `change` changes the attempt's folder before the process starts.
 fn result_in(kind: &str, what: &str, change: impl FnOnce(&Path)) -> String {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
@@ -282,7 +284,8 @@ fn result_in(kind: &str, what: &str, change: impl FnOnce(&Path)) -> String {
 
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    // A backtrace makes more calls than a message alone.
+    // RUST_BACKTRACE is set, because a panic with a backtrace makes more system calls than a panic with only a
+    // message.
     command.args(arguments).stdin(std::process::Stdio::null()).env("RUST_BACKTRACE", "1");
     command
 }
@@ -378,8 +381,8 @@ fn attack(root: &Path, kind: &str, what: &str) {
             call(libc::SYS_clone, [flags as u64, 0, 0])
         }
         "make a process that shares memory" => {
-            // The kernel refuses these flags, because the last two both use the third argument. So no process is made
-            // even if seccomp allows the call.
+            // The kernel refuses these flags together, because CLONE_PIDFD and CLONE_PARENT_SETTID both use the
+            // third argument. So no process is made even if seccomp allows the call.
             let flags = libc::CLONE_VM | libc::CLONE_PIDFD | libc::CLONE_PARENT_SETTID;
             call(libc::SYS_clone, [flags as u64, 0, 0])
         }
@@ -468,7 +471,7 @@ fn debug(value: impl Debug) -> String {
 
 fn protected(protection: ProtFlags) -> std::io::Result<()> {
     let page = 4096.try_into().unwrap();
-    // SAFETY: a new mapping without references; it is unmapped below.
+    // SAFETY: nothing refers to the new mapping, which is unmapped below.
     unsafe {
         let memory =
             mmap_anonymous(None, page, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE)?;
@@ -481,7 +484,7 @@ fn protected(protection: ProtFlags) -> std::io::Result<()> {
 fn map_code_that_can_be_written() -> std::io::Result<()> {
     let page = 4096.try_into().unwrap();
     let all = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE | ProtFlags::PROT_EXEC;
-    // SAFETY: a new mapping, which nothing refers to.
+    // SAFETY: nothing refers to the new mapping.
     of_nix(unsafe { mmap_anonymous(None, page, all, MapFlags::MAP_PRIVATE) })
 }
 
@@ -502,8 +505,8 @@ fn send(stream: &UnixStream) -> std::io::Result<()> {
     of_nix(nix::sys::socket::send(stream.as_fd().as_raw_fd(), b"x", nix::sys::socket::MsgFlags::empty()))
 }
 
-/// Makes a process like `fork`. The new process ends at once. Nothing waits for the process: waiting would be
-/// another forbidden call.
+/// Makes a process like `fork`. The new process ends at once. Nobody waits for the new process, because waiting
+/// would be another forbidden call.
 fn make_a_process() -> std::io::Result<()> {
     // SAFETY: this process has one thread, and the new process only exits.
     match unsafe { nix::unistd::fork() }? {

@@ -1,11 +1,13 @@
 //! Lists the calls of a function: who called it, with which arguments, and what it returned.
 //!
-//! A call begins at the function's first instruction. The call ends when its thread comes to the return address with
-//! the stack pointer above this address. This also holds for functions that jump to another function at their end.
+//! A call begins at the function's first instruction. The call ends when its thread reaches the return address, and
+//! the stack pointer is above the word that held this address. This also holds for functions that jump to another
+//! function at their end.
 //!
-//! One replay sees most returns. Before the replay, the call instructions that name the function are searched in the
-//! kernel's code. The replay watches the return addresses behind them. Calls through pointers have other return addresses. If such calls
-//! stay open, a second replay watches their return addresses.
+//! One replay sees most returns. Before the replay, the call instructions that name the function are searched in
+//! the kernel's code. The replay watches the return addresses, which are the addresses after these instructions.
+//! Calls through pointers have other return addresses. If no return of such calls was seen, a second replay watches
+//! their return addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Display, Formatter, Result as Written};
@@ -66,10 +68,10 @@ pub struct Calls {
 /// A call of a function.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Call {
-    /// The moment where the function's first instruction is next.
+    /// The moment just before the function's first instruction.
     #[serde(flatten)]
     pub at: Moment,
-    /// The kernel, if there are several.
+    /// The kernel that executes the function, if the guest has several kernels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<OfKernel>,
     /// The function's name, or its address in hex.
@@ -97,7 +99,7 @@ pub struct Returned {
     pub instructions: u64,
 }
 
-/// A thread's stack at a place. The address space distinguishes the stacks of programs.
+/// A thread's stack: its address space and the stack pointer. The address space distinguishes the stacks of programs.
 type Stack = (u64, u64);
 
 /// An event of a call.
@@ -122,7 +124,7 @@ struct End {
     instruction: u64,
     return_address: u64,
     time_ns: u64,
-    /// RAX.
+    /// The value of RAX when the function has returned.
     result: u64,
 }
 
@@ -130,7 +132,8 @@ struct End {
 type Bytes = Option<TypeBytes>;
 
 impl Question<'_> {
-    /// Lists the calls that begin in this part of the recording. Changes the timeline's position and stops.
+    /// Lists the calls that begin in this part of the recording. Changes the timeline's position, and the stops
+    /// that are set in the timeline.
     pub fn answer(
         &self,
         timeline: &mut Timeline,
@@ -179,7 +182,7 @@ impl Question<'_> {
         Ok(found)
     }
 
-    /// The functions of a kernel that the question names, by address.
+    /// The functions of a kernel that `self.function` names, by address.
     fn functions<'a>(&self, symbols: &Symbols, types: Vec<Btf<'a>>) -> Result<Functions<'a>, Error> {
         let named = |found: Vec<&Symbol>| Functions::of(found, types);
         if let Some(address) = history::timeline::number(self.function) {
@@ -259,7 +262,7 @@ fn return_addresses(
     found
 }
 
-/// A question with the data that it needs to describe calls.
+/// A question about calls, with the data that describes the calls.
 struct Asked<'a> {
     question: &'a Question<'a>,
     kernels: Arc<GuestKernels>,
@@ -389,7 +392,7 @@ impl Asked<'_> {
         Some(Met::Begins { call: Box::new(call), open })
     }
 
-    /// The result of a function in words. `None` if the function has no result.
+    /// The result of a function as text. `None` if the function has no result.
     fn result(&self, function: u64, value: u64) -> Option<String> {
         let known = self.known.iter().find(|functions| functions.name(function).is_some())?;
         known.result(function, value, &|address| symbol_at(self.kernels.all().first(), address))
@@ -405,7 +408,7 @@ fn stack_of(processor: &Processor<'_, Instructions>, rsp: u64) -> Stack {
 /// Joins the beginnings and the ends of calls.
 struct Joined<'a> {
     limit: usize,
-    /// The result of a function by its address, in words.
+    /// A function that describes the result of the guest's function at an address as text.
     result: &'a dyn Fn(u64, u64) -> Option<String>,
     calls: Vec<Call>,
     /// The calls that have not ended, by their stack, with their index in `calls`.

@@ -136,7 +136,7 @@ impl Contents {
         out.write_all(&head)?;
         let ram = machine.ram();
         let (mut page, mut zeroes) = ([0; PAGE_SIZE as usize], 0);
-        // The offset of the next byte.
+        // The offset in the file at which the next bytes are written.
         let mut end = head.len() as u64;
         for offset in (0..ram.size_bytes()).step_by(page.len()) {
             ram.read_bytes(offset, &mut page);

@@ -45,7 +45,7 @@ pub(crate) fn prstatus(state: &CpuState, pid: u32) -> Vec<u8> {
     bytes
 }
 
-/// `struct user_regs_struct`.
+/// The registers as a `struct user_regs_struct` of Linux.
 fn user_regs(state: &CpuState) -> [u64; 27] {
     let [rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15] = state.gpr;
     let selector = |register: SegReg| u64::from(state.segments[register as usize].selector);
@@ -87,7 +87,7 @@ fn user_regs(state: &CpuState) -> [u64; 27] {
     ]
 }
 
-/// QEMU's `QEMUCPUState`.
+/// The processor's state as a `QEMUCPUState` of QEMU.
 fn qemu_state(state: &CpuState) -> Vec<u8> {
     const BYTES: u32 = 440;
     let [rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, rest @ ..] = state.gpr;
@@ -106,7 +106,8 @@ fn qemu_state(state: &CpuState) -> Vec<u8> {
     bytes
 }
 
-/// QEMU's `QEMUCPUSegment`. The flags are the second half of a descriptor, without base and limit.
+/// A segment register as a `QEMUCPUSegment` of QEMU. The flags are the second half of a descriptor, without base
+/// and limit.
 fn qemu_segment(segment: Segment) -> impl Iterator<Item = u8> {
     let flags = u32::from(segment.attributes) << 8;
     let words = [segment.selector.into(), segment.limit, flags, 0].into_iter().flat_map(u32::to_le_bytes);
@@ -143,7 +144,7 @@ mod tests {
             .iter()
             .map(|word: &[u8; 8]| u64::from_le_bytes(*word))
             .collect();
-        // R15 to R12, RBP, RBX, R11 to R8, RAX, RCX, RDX, RSI, RDI.
+        // The order in the note: R15 to R12, RBP, RBX, R11 to R8, RAX, RCX, RDX, RSI, RDI.
         let general = [15, 14, 13, 12, 5, 3, 11, 10, 9, 8, 0, 1, 2, 6, 7].map(|number| 0x1000 + number);
         assert_eq!(words[..15], general);
         assert_eq!(words[15..21], [u64::MAX, 0x100, 0x10, 0x202, 0x1004, 0x18]);
@@ -172,7 +173,7 @@ mod tests {
         let word = |at: usize| u32::from_le_bytes(*bytes[at..].first_chunk().unwrap());
         let long = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().unwrap());
         assert_eq!((bytes.len(), word(0), word(4)), (440, 1, 440));
-        // RAX, RBX, RCX, RDX, RSI, RDI, RSP, RBP, and R8 to R15.
+        // The order in the note: RAX, RBX, RCX, RDX, RSI, RDI, RSP, RBP, and R8 to R15.
         let general = [0, 3, 1, 2, 6, 7, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15].map(|number| 0x1000 + number);
         assert!(general.iter().enumerate().all(|(place, &value)| long(8 + 8 * place) == value));
         assert_eq!((long(136), long(144)), (0x100, state.rflags));

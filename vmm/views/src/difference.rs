@@ -2,7 +2,7 @@
 //! blocks, and the console.
 //!
 //! The two states may be of one recording, or of two recordings of guests with equal RAM. Variables are compared by
-//! name, so a kernel that moved (KASLR) does not matter to them. Pages are compared by physical address.
+//! name, so a kernel at other addresses (KASLR) makes no difference. Pages are compared by physical address.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Display, Formatter, Result as Written};
@@ -41,7 +41,7 @@ pub struct Side {
 /// A position of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Point {
-    /// The number of instructions executed before.
+    /// The number of instructions executed before this position.
     pub instruction: u64,
     /// The guest's time.
     pub guest_seconds: f64,
@@ -59,7 +59,7 @@ pub struct Difference {
     /// The processes and threads that differ; `None` if one of the states has no known kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tasks: Option<Vec<TaskChange>>,
-    /// The variables of the kernel that differ, at most as many as asked for.
+    /// The variables of the kernel that differ, at most as many as the caller wants.
     pub variables: Vec<VariableChange>,
     /// The number of all variables that differ.
     pub variables_changed: usize,
@@ -67,12 +67,12 @@ pub struct Difference {
     pub memory: Vec<PageGroup>,
     /// The number of pages that differ.
     pub pages_changed: usize,
-    /// The blocks of the disk (4096 bytes) that differ, at most as many as asked for.
+    /// The blocks of the disk (4096 bytes) that differ, at most as many as the caller wants.
     pub disk_blocks: Vec<u64>,
     /// The number of blocks that differ.
     pub blocks_changed: usize,
-    /// The text that the console shows in the second state behind the text of the first. `None` if the first state's
-    /// text is no beginning of the second state's. Of a long text only the end.
+    /// The text that the console showed after the first state and until the second state. A long text is cut to its
+    /// end. `None` if the second state's text does not begin with the first state's text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub console: Option<String>,
 }
@@ -82,11 +82,11 @@ pub struct Difference {
 pub struct RegisterChange {
     /// The processor's number.
     pub processor: usize,
-    /// The register.
+    /// The register's name.
     pub name: &'static str,
-    /// The first value in hex.
+    /// The register's value in the first state, in hex.
     pub old: String,
-    /// The second value in hex.
+    /// The register's value in the second state, in hex.
     pub new: String,
 }
 
@@ -111,16 +111,16 @@ pub struct TaskChange {
 pub struct VariableChange {
     /// The variable's name, and the offset of the first difference in it.
     pub name: String,
-    /// The first value from this offset on, in hex.
+    /// The variable's bytes in the first state, from the first difference on, in hex.
     pub old: String,
-    /// The second value.
+    /// The same bytes of the variable in the second state.
     pub new: String,
 }
 
 /// Pages of one use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PageGroup {
-    /// The use.
+    /// The use of the pages.
     pub what: String,
     /// The number of pages that differ.
     pub pages: usize,
@@ -214,7 +214,7 @@ fn is_label(name: &str) -> bool {
         || ["_end", "_edata", "_sdata", "_brk_start", "_brk_end"].contains(&name)
 }
 
-/// The text that the console has shown in between.
+/// The text that the console showed between two states.
 fn new_text(old: &(u64, Vec<u8>), new: &(u64, Vec<u8>)) -> Option<String> {
     let added = new.0.checked_sub(old.0)?;
     let from = (new.1.len() as u64).saturating_sub(added) as usize;

@@ -13,13 +13,13 @@ const NAME_BYTES: usize = 15;
 /// The filters of a search. The default has no filters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filters {
-    /// Only this process or thread.
+    /// Admits only events in the process or thread with this number.
     pub pid: Option<u32>,
-    /// Only threads of this name.
+    /// Admits only events in threads of this name.
     pub comm: Option<String>,
-    /// Only events on the processor with this number.
+    /// Admits only events on the processor with this number.
     pub processor: Option<usize>,
-    /// Only system calls that took at least this long.
+    /// Admits only system calls that took at least this long.
     pub longer_ns: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Functions of the guest's kernel with their prototypes: arguments and results in words.
+//! Functions of the guest's kernel with their prototypes: arguments and results as text.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Display, Formatter, Result as Written};
@@ -47,7 +47,8 @@ impl<'a> Functions<'a> {
     pub fn of(symbols: Vec<&Symbol>, types: Vec<Btf<'a>>) -> Functions<'a> {
         let names: BTreeSet<&str> = symbols.iter().map(|symbol| symbol.name.as_str()).collect();
         let mut signatures: BTreeMap<String, (usize, Signature)> = BTreeMap::new();
-        // The kernel's own signature of a name goes before a module's.
+        // If the kernel and a module have a function of the same name, the kernel's signature replaces the module's
+        // signature.
         for (number, types) in types.iter().enumerate().rev() {
             let found = types.signatures(&|name| names.contains(name));
             signatures.extend(found.into_iter().map(|(name, signature)| (name, (number, signature))));
@@ -121,7 +122,7 @@ impl<'a> Functions<'a> {
         found
     }
 
-    /// The result of the function at an address in words, by the value of RAX. `None` if the function has no result.
+    /// The result of the function at an address as text, from the value of RAX. `None` if the function has no result.
     pub fn result(&self, address: u64, value: u64, symbol: &dyn Fn(u64) -> Option<String>) -> Option<String> {
         let Some((types, signature)) = self.signature(address) else { return Some(format!("{value:#x}")) };
         let kind = NamedType::from(signature.result);

@@ -39,7 +39,7 @@ pub struct GuestKernel {
 /// The functions that have not returned, the innermost first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Backtrace {
-    /// The functions.
+    /// The functions that have not returned.
     pub frames: Vec<Call>,
     /// Why the backtrace ends after the last function.
     pub end: String,
@@ -154,7 +154,7 @@ impl GuestKernels {
 }
 
 impl Backtrace {
-    /// As [`GuestKernel::backtrace`], for callers that have the kernel's symbols already.
+    /// Does the same as [`GuestKernel::backtrace`], for callers that already have the kernel's symbols.
     pub fn of<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Result<Backtrace, Missing> {
         Ok(Backtrace::by(&Unwinder::of_kernel(machine, symbols)?, &machine.running_processor(), symbols))
     }

@@ -47,7 +47,7 @@ pub struct Search<'a> {
 /// Which places of events a search lists.
 #[derive(Clone, Copy, Debug)]
 pub enum Wanted {
-    /// The next hit in this direction.
+    /// The first hit from `from` on, in one direction.
     One {
         /// Where the search begins.
         from: Instructions,
@@ -86,7 +86,7 @@ impl Wanted {
         }
     }
 
-    /// The last position that the search looks at.
+    /// The position at which the search ends.
     fn to(self, timeline: &Timeline) -> Instructions {
         match self {
             Wanted::One { from, direction: Direction::Backward } => from,
@@ -97,7 +97,7 @@ impl Wanted {
 }
 
 impl Search<'_> {
-    /// Runs the search. The search changes the timeline's position and stops.
+    /// Runs the search. The search changes the timeline's position, and the stops that are set in the timeline.
     pub fn run(&self, timeline: &mut Timeline, poll: &mut Poll<'_>) -> Result<Found, Error> {
         let from = self.wanted.from();
         self.filters.check(timeline.machine())?;
@@ -232,8 +232,7 @@ impl Asked<'_> {
         direction: Direction,
         poll: &mut Poll<'_>,
     ) -> Result<Found, Error> {
-        // The machine need not stand at `from` for a backward search: the search restores earlier states. A checkpoint
-        // at the end is enough.
+        // The search begins at `from`. The steps of the way to `from` are not counted in `replayed`.
         if timeline.seek(from, poll)? == TravelStop::Interrupted {
             return Ok(Found::interrupted_before(from));
         }

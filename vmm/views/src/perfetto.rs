@@ -94,7 +94,7 @@ pub struct ThreadDescriptor {
     pub thread_name: Option<String>,
 }
 
-/// `TrackEvent.Type`.
+/// The values of `TrackEvent.Type`.
 pub mod kind {
     pub const BEGIN: i32 = 1;
     pub const END: i32 = 2;

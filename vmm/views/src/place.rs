@@ -38,7 +38,7 @@ pub struct Place {
     /// The value before a watched write, in hex, at most eight bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub old: Option<String>,
-    /// The value after the write.
+    /// The value after a watched write, in hex, at most eight bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub new: Option<String>,
     /// The kernel's backtrace, if requested.

@@ -83,7 +83,7 @@ impl ProcessorRow {
         machine.all_processors().map(row).collect()
     }
 
-    /// A line of a table.
+    /// Formats the processor as a line of a table.
     pub fn line(&self) -> String {
         let ProcessorRow { number, activity, rip, .. } = self;
         if *activity == Activity::NotStarted {

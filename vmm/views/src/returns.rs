@@ -24,7 +24,7 @@ pub(crate) struct Return {
     pub time_ns: u64,
 }
 
-/// An event that a search for system calls met.
+/// An event that a search for system calls found.
 pub(crate) enum Met {
     Place(Box<Place>, u64),
     Return(Return),
@@ -117,8 +117,8 @@ impl Joined {
         }
     }
 
-    /// All results, in the order of the run. With a filter by duration, a call without a return counts as if it lasted
-    /// until `end_ns`.
+    /// All results, in the order of the run. With a filter by duration, a call without a return is treated as if it
+    /// lasted until `end_ns`.
     pub fn finish(mut self, end_ns: u64) -> Vec<Place> {
         if let Some(least) = self.longer_ns {
             let end_ns = end_ns.max(self.last_ns);
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(joined(Some(10), 100, met(), 49), [read]);
         assert_eq!(joined(Some(10), 100, met(), 50), [read, "40 poll()"]);
         assert_eq!(joined(Some(11), 100, met(), 51), ["40 poll()"]);
-        // If the last event is later than `end_ns`, the time of this event counts as the end.
+        // If the last event is later than `end_ns`, the calls are treated as if they lasted until this event.
         let late = met().into_iter().chain([returned(9, 60, 0)]).collect();
         assert_eq!(joined(Some(10), 100, late, 0), [read, "40 poll()"]);
         let later = met().into_iter().chain([call(9, 60, "brk")]).collect();

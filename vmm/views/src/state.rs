@@ -23,32 +23,32 @@ use crate::tasks::{Task, TaskList};
 /// The optional parts of a state, besides counts and registers.
 #[derive(Clone, Debug, Default)]
 pub struct StateOptions {
-    /// The processor to show instead of the running one, by its number.
+    /// The number of the processor to show. `None` shows the running processor.
     pub processor: Option<usize>,
-    /// Memory at virtual addresses.
+    /// The ranges of virtual addresses whose memory to show.
     pub memory: Vec<Range>,
-    /// Memory at physical addresses.
+    /// The ranges of physical addresses whose memory to show.
     pub physical: Vec<Range>,
-    /// The guest's processes.
+    /// Whether to show the guest's processes.
     pub processes: bool,
-    /// The guest kernel's backtrace.
+    /// Whether to show the guest kernel's backtrace.
     pub backtrace: bool,
-    /// The messages of the guest's kernel.
+    /// Whether to show the messages of the guest's kernel.
     pub dmesg: bool,
-    /// Number of instructions to disassemble, from RIP on.
+    /// The number of instructions to disassemble, from RIP on.
     pub instructions: usize,
-    /// Number of the console's last lines to show.
+    /// The number of the console's last lines to show.
     pub console_lines: usize,
 }
 
 /// The machine's state at one place.
 #[derive(Clone, Debug, Serialize)]
 pub struct State {
-    /// Number of instructions executed so far.
+    /// The number of instructions executed so far.
     pub instruction: u64,
-    /// Conditional branches so far.
+    /// The number of conditional branches executed so far.
     pub branches: u64,
-    /// System calls so far.
+    /// The number of system calls so far.
     pub system_calls: u64,
     /// The guest's time.
     pub guest_seconds: f64,
@@ -74,9 +74,9 @@ pub struct State {
     pub thread: Option<Running>,
     /// The registers.
     pub registers: Registers,
-    /// Memory at virtual addresses.
+    /// The memory in the requested ranges of virtual addresses.
     pub memory: Vec<Bytes>,
-    /// Memory at physical addresses.
+    /// The memory in the requested ranges of physical addresses.
     pub physical: Vec<Bytes>,
     /// The instructions from RIP on.
     pub code: Vec<Line>,
@@ -119,7 +119,7 @@ pub struct Registers {
     /// The value of each register by name, in hex.
     #[serde(flatten)]
     pub values: BTreeMap<&'static str, String>,
-    /// Some registers in lines for people.
+    /// The most important registers, as lines of text for people.
     #[serde(skip)]
     pub lines: Vec<String>,
 }

@@ -1,4 +1,5 @@
-//! System calls of Linux for x86-64 in words: arguments with paths and strings read from the guest's memory, and results.
+//! System calls of Linux for x86-64 as text: arguments with paths and strings read from the guest's memory, and
+//! results.
 //!
 //! A call that is not in the table shows its first arguments as numbers. Guest memory is not trusted: every text has a
 //! limit.
@@ -170,7 +171,7 @@ impl SystemCall {
     /// The system call with this number that a processor has just entered by SYSCALL, without its result.
     pub fn entered(processor: &Processor<'_, Instructions>, number: u64) -> SystemCall {
         let gpr = processor.state().gpr;
-        // RDI, RSI, RDX, R10, R8, R9.
+        // The registers of arguments: RDI, RSI, RDX, R10, R8, R9.
         let values = [7, 6, 2, 10, 8, 9].map(|register: usize| gpr[register]);
         let call = usize::try_from(number).ok().and_then(Sysno::new);
         let known = CALLS.iter().find(|(known, _)| Some(*known) == call).map(|(_, kinds)| *kinds);
@@ -226,7 +227,7 @@ fn text(address: u64, length: Option<u64>, read: &dyn Fn(u64, &mut [u8]) -> usiz
     format!("\"{}\"{rest}", bytes[..end.unwrap_or(count)].escape_ascii())
 }
 
-/// A result in words: the name of an error, or a number.
+/// A result as text: the name of an error, or a number.
 pub(crate) fn result_in_words(result: u64, is_address: bool) -> String {
     let value = result as i64;
     if (LOWEST_ERROR..0).contains(&value) {

@@ -128,7 +128,7 @@ impl Waits {
     }
 }
 
-/// A process and its threads.
+/// The entries of the list for a process and for its threads.
 fn tasks_of(
     process: Process,
     runs: &Running,
@@ -173,8 +173,8 @@ impl Task {
         if self.kernel_thread { "kernel thread" } else { self.cr3.as_deref().unwrap_or("none") }
     }
 
-    /// A line of a table. A mark shows that the task is running: the number of its processor, or a star if the machine
-    /// has one processor.
+    /// Formats the task as a line of a table. A mark shows that the task is running: the number of its processor,
+    /// or a star if the machine has one processor.
     pub fn line(&self) -> String {
         let mark = match self.processor {
             Some(number) => number.to_string(),

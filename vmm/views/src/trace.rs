@@ -46,23 +46,23 @@ const MAX_LINE_BYTES: usize = 4096;
 /// The number of events of each kind in a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
-    /// Entered system calls.
+    /// The number of entered system calls.
     pub system_calls: u64,
-    /// System calls whose return is in the trace.
+    /// The number of system calls whose return is in the trace.
     pub system_calls_returned: u64,
-    /// Exceptions, including page faults.
+    /// The number of exceptions, including page faults.
     pub exceptions: u64,
-    /// Page faults.
+    /// The number of page faults.
     pub page_faults: u64,
-    /// Interrupts: vectors from 32 on.
+    /// The number of interrupts, which have vectors from 32 on.
     pub interrupts: u64,
-    /// Switches from one thread to another.
+    /// The number of switches from one thread to another.
     pub switches: u64,
-    /// Lines on the console.
+    /// The number of lines on the console.
     pub console_lines: u64,
-    /// Threads with any of these events.
+    /// The number of threads with any of these events.
     pub threads: u64,
-    /// Turns of processors, if the machine has several.
+    /// The number of turns of processors, if the machine has several processors.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub turns: Option<u64>,
 }
@@ -122,7 +122,7 @@ fn kernels(
     Ok(kernels)
 }
 
-/// The addresses of a kernel at which a trace stops. `None` if the kernel lacks the function.
+/// The addresses in a kernel at which a trace records events. An address is `None` if the kernel lacks the symbol.
 struct Places {
     switch: Option<u64>,
     interrupt_return: Option<u64>,
@@ -440,7 +440,7 @@ impl<W: Write> Trace<W> {
         let category = if is_interrupt { "interrupt" } else { "exception" };
         let name = vector_name(vector);
         // If the thread is not known, the trace has no event for the end of the handler. An NMI's handler ends with
-        // another IRET, which is not traced. Both get an event without a duration.
+        // another IRET, which is not traced. In both cases, the interrupt is an event without a duration.
         if track == track::MACHINE || vector == NMI {
             return self.instant(track, time_ns, category, name, annotations);
         }
@@ -887,7 +887,7 @@ mod tests {
         assert_eq!((counts.console_lines, counts.threads), (6, 0));
         let tracks: Vec<_> = packets.iter().filter_map(|packet| packet.track_descriptor.as_ref()).collect();
         assert_eq!((tracks.len(), tracks[0].uuid, tracks[0].name.as_deref()), (1, Some(1), Some("console")));
-        // Only lines that an output ended have a position.
+        // The last line ends with the trace and not with a line feed, so it has no position.
         let positions = packets.iter().filter_map(|packet| packet.track_event.as_ref());
         let counts: Vec<_> = positions.map(|event| event.debug_annotations.len()).collect();
         assert_eq!(counts, [1, 1, 1, 1, 1, 0]);
@@ -1071,7 +1071,7 @@ mod tests {
         let expected =
             ["100+1", "200-1", "200+2", "250-2", "250+0", "300-0", "5300+2", "5400-2", "6400+2", "6450-2"];
         assert_eq!((turns, counts.turns), (expected.map(str::to_string).to_vec(), Some(5)));
-        // Each processor has a track, and the idle tasks have tracks below.
+        // Each processor has a track. The track of an idle task is a child of its processor's track.
         let tracks = packets.iter().filter_map(|packet| packet.track_descriptor.as_ref());
         let names: Vec<_> =
             tracks.filter_map(|track| Some((track.name.as_deref()?, track.parent_uuid))).collect();
@@ -1082,7 +1082,7 @@ mod tests {
         assert_eq!((switch.cpu, counts.threads), (Some(2), 3));
     }
 
-    /// A guest that looks like Linux, traced from an event of the kernel.
+    /// Traces a whole recording of a guest that looks like Linux.
     #[test]
     fn events_of_a_guest_are_read_from_its_registers_and_its_stack() {
         let directory = tempfile::tempdir().unwrap();

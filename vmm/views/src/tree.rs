@@ -28,7 +28,7 @@ use crate::guest_kernel::{GuestKernel, GuestKernels};
 
 /// The largest number of nodes in a tree.
 const MOST_NODES: usize = 200_000;
-/// The bytes of memory at a register that are kept, in case the register points to a text.
+/// The number of bytes that are kept of the memory to which a register points, in case it is a text.
 const KEPT_BYTES: usize = 64;
 /// The longest instruction in bytes.
 const INSTRUCTION_BYTES: usize = 15;
@@ -61,7 +61,7 @@ pub struct Tree {
     pub name: Option<String>,
     /// The outermost calls, in the order of the run.
     pub calls: Vec<Node>,
-    /// Number of steps of the part.
+    /// The number of steps in this part of the recording.
     pub replayed: u64,
     /// Whether calls are missing because there are too many.
     pub is_cut: bool,
@@ -76,27 +76,27 @@ pub struct Node {
     pub function: String,
     /// The arguments; empty for an interrupt or exception.
     pub arguments: Vec<Argument>,
-    /// The result in words, if the function has one and returns in the part.
+    /// The result as text, if the function has one and returns in the part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<String>,
     /// The number of instructions that the machine executed until the function returned. `None` if it does not return
     /// in the part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instructions: Option<u64>,
-    /// Number of calls that this call made, at any depth that was not kept.
+    /// The number of calls inside this call that are too deep to be kept.
     pub deeper: u64,
     /// The calls that this call made.
     pub calls: Vec<Node>,
 }
 
-/// A call as the observer notes it.
+/// A call as the observer records it.
 struct Noted {
     parent: Option<usize>,
     at: u64,
     /// The function's first address, or the vector of a delivery.
     function: Entered,
     gpr: [u64; 16],
-    /// Memory at the registers of arguments and on the stack, for texts.
+    /// The memory to which the registers of arguments point, and the top of the stack, for texts.
     memory: Vec<(u64, Vec<u8>)>,
     end: Option<(u64, u64)>,
     deeper: u64,
@@ -116,11 +116,11 @@ struct Open {
     note: Option<usize>,
 }
 
-/// Notes the calls of one thread.
+/// Records the calls of one thread.
 struct Watcher {
     tasks: Option<Tasks>,
     symbols: Arc<Symbols>,
-    /// The address of the thread's structure; `None` watches whatever runs.
+    /// The address of the watched thread's structure. With `None`, the calls of all threads are recorded.
     task: Option<u64>,
     question: Question,
     notes: Vec<Noted>,
@@ -194,7 +194,8 @@ impl Watcher {
         self.end_from(from, at, core);
     }
 
-    /// A return from an interrupt, or to a program: ends the newest delivery, and what was called since.
+    /// Handles a return by IRET, SYSRET or SYSEXIT. A return to a program ends all calls in the kernel. A return
+    /// inside the kernel ends the newest interrupt or exception, and the calls since then.
     fn left(&mut self, at: u64, core: &Core) {
         let is_delivery = |open: &Open| {
             open.note.is_some_and(|note| matches!(self.notes[note].function, Entered::Vector(_)))
@@ -245,7 +246,7 @@ fn memory_of(core: &Core, gpr: &[u64; 16]) -> Vec<(u64, Vec<u8>)> {
     addresses.map(keep).filter(|(_, bytes)| !bytes.is_empty()).collect()
 }
 
-/// The general registers. While the CPU runs, the state that the CPU stores has old ones.
+/// The current general registers. While the CPU runs, its stored state has old values.
 fn registers(core: &Core) -> [u64; 16] {
     let mut numbers = 0..16;
     [0; 16].map(|_: u64| core.reg64(numbers.next().unwrap_or(0)))
@@ -282,7 +283,7 @@ impl Observer for Watcher {
                 let in_program = is_user(core);
                 match instruction.flow_control() {
                     FlowControl::Call | FlowControl::IndirectCall if !is_system_call(&instruction) => {
-                        // A call inside a function is a part of a thunk.
+                        // A call to an address inside a function is a part of a thunk, and begins no node.
                         let is_inside =
                             |symbols: &Symbols| symbols.at(to).is_some_and(|(_, offset)| offset != 0);
                         if !is_inside(&self.symbols) && (!in_program || self.question.with_programs) {
@@ -313,19 +314,21 @@ fn instruction_at(core: &Core, rip: u64) -> Option<Instruction> {
     (count > 0).then(|| Decoder::with_ip(64, &bytes[..count], rip, DecoderOptions::NONE).decode())
 }
 
-/// SYSCALL and SYSENTER count as calls for the decoder. But these instructions call no function.
+/// Whether an instruction is SYSCALL or SYSENTER. The decoder treats these instructions as calls, but they call no
+/// function.
 fn is_system_call(instruction: &Instruction) -> bool {
     matches!(instruction.code(), Code::Syscall | Code::Sysenter)
 }
 
-/// IRET, SYSRET and SYSEXIT.
+/// Whether an instruction is IRET, SYSRET or SYSEXIT.
 fn is_far_return(instruction: &Instruction) -> bool {
     use Code::{Iretd, Iretq, Iretw, Sysexitd, Sysexitq, Sysretd, Sysretq};
     matches!(instruction.code(), Iretd | Iretq | Iretw | Sysexitd | Sysexitq | Sysretd | Sysretq)
 }
 
 impl Question {
-    /// Makes the tree of this part of the recording. Changes the timeline's position and stops.
+    /// Makes the tree of this part of the recording. Changes the timeline's position, and the stops that are set in
+    /// the timeline.
     pub fn answer(
         &self,
         timeline: &mut Timeline,
@@ -415,7 +418,8 @@ fn kernel_of(kernels: &GuestKernels) -> Option<&GuestKernel> {
 /// Builds the tree from the notes, which are in the order in which the calls began.
 fn nodes(notes: Vec<Noted>, functions: &Functions<'_>, kernel: Option<&GuestKernel>) -> Vec<Node> {
     let mut children: BTreeMap<Option<usize>, Vec<(usize, Node)>> = BTreeMap::new();
-    // A call begins before the calls that it makes, so all of its calls are there when it comes in reverse order.
+    // A call begins before the calls that it makes, so in reverse order the nodes of its calls are made before its
+    // own node.
     for (number, note) in notes.into_iter().enumerate().rev() {
         let parent = note.parent;
         let mut calls: Vec<Node> =

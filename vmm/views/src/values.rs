@@ -1,7 +1,8 @@
 //! Lists all values that a variable had in a part of a recording: when each value was written, and by whom.
 //!
-//! A variable is a symbol or an address, with a type of the guest's kernel or a length. Fields, elements and pointers are
-//! followed once, at the end of the part. So the list is about one place in memory, also if a pointer changes.
+//! A variable is a symbol or an address, with a type of the guest's kernel or a length. Fields, elements and
+//! pointers are followed once, at the end of the part. So all listed writes are to the same memory, even if a
+//! pointer changes.
 
 use std::fmt::{Display, Formatter, Result as Written};
 use std::ops::Range;
@@ -21,7 +22,8 @@ use crate::filters::Filters;
 use crate::guest_kernel::{GuestKernel, GuestKernels};
 use crate::moment::Moment;
 
-/// The length in bytes of a variable without a type and without a length, if its symbol is not smaller.
+/// The length in bytes of a variable for which the user gives no type and no length. A smaller symbol has its own
+/// length.
 const DEFAULT_BYTES: u64 = 8;
 
 /// The syntax of a variable.
@@ -39,7 +41,7 @@ pub struct Question<'a> {
     pub variable: &'a str,
     /// The filters of the writes.
     pub filters: &'a Filters,
-    /// Whether to list writes that leave the value as it is, too.
+    /// Whether to list also writes that do not change the value.
     pub all_writes: bool,
     /// Whether values are shown as their bytes in hex, in the order of memory.
     pub as_bytes: bool,
@@ -50,7 +52,7 @@ pub struct Question<'a> {
 /// The values of a variable.
 #[derive(Clone, Debug, Serialize)]
 pub struct Values {
-    /// The variable as the question named it.
+    /// The variable as the user wrote it.
     pub variable: String,
     /// The variable's address in hex.
     pub address: String,
@@ -75,10 +77,11 @@ pub struct Values {
 /// A write of the variable.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Write {
-    /// The moment where the writing instruction was next.
+    /// The moment just before the writing instruction.
     #[serde(flatten)]
     pub at: Moment,
-    /// The function that wrote, with the offset of the next instruction, or the address of this instruction.
+    /// The function that wrote, with the offset of the instruction after the write. If no function is known, the
+    /// address of this instruction.
     pub place: String,
     /// The value after the write.
     pub value: String,
@@ -92,7 +95,8 @@ struct Known<'a> {
 }
 
 impl Question<'_> {
-    /// Lists the values in this part of the recording. Changes the timeline's position and stops.
+    /// Lists the values in this part of the recording. Changes the timeline's position, and the stops that are set
+    /// in the timeline.
     pub fn answer(
         &self,
         timeline: &mut Timeline,
@@ -231,7 +235,7 @@ fn unknown(name: &str) -> String {
     format!("'{name}' is neither an address nor a symbol of the guest's kernel")
 }
 
-/// The address of a symbol or of a number, and the symbol's size if there is one.
+/// The address that a symbol's name or a number gives, and the symbol's size if `text` is a name.
 fn place(text: &str, symbols: Option<&Symbols>) -> Option<(u64, Option<u64>)> {
     if let Some(address) = history::timeline::number(text) {
         return Some((address, None));
@@ -240,7 +244,7 @@ fn place(text: &str, symbols: Option<&Symbols>) -> Option<(u64, Option<u64>)> {
     Some((symbol.address, Some(symbol.size)))
 }
 
-/// A variable without a type: a place with or without a length.
+/// A variable without a type: an address or a symbol, with or without a length.
 fn untyped(text: &str, symbols: Option<&Symbols>) -> Option<Variable> {
     let (base, length) = match text.split_once(':') {
         Some((base, length)) => (base, Some(history::timeline::number(length)?)),
@@ -254,7 +258,7 @@ fn untyped(text: &str, symbols: Option<&Symbols>) -> Option<Variable> {
 }
 
 impl Known<'_> {
-    /// The present value in words. `None` if the variable's memory is not mapped.
+    /// The present value as text. `None` if the variable's memory is not mapped.
     fn shown(&self, processor: &Processor<'_, Instructions>, kernel: Option<&GuestKernel>) -> Option<String> {
         let mut bytes = vec![0; self.variable.size.min(MOST_VALUE_BYTES) as usize];
         if processor.peek(self.variable.address, &mut bytes) != bytes.len() {

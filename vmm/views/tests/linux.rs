@@ -20,7 +20,7 @@ use views::state::{Running, RunningKernel, State, StateOptions};
 use views::tasks::Task;
 use views::trace;
 
-/// The system calls of the guest.
+/// The number of system calls that the guest makes.
 const CALLS_MADE: u32 = 5;
 const RAM_BYTES: u64 = 4 << 20;
 
@@ -31,7 +31,7 @@ fn timeline() -> (tempfile::TempDir, Timeline, Kernel) {
     (directory, timeline, kernel)
 }
 
-/// Goes to the next visit of an address.
+/// Runs until the instruction at an address is next.
 fn go_to(timeline: &mut Timeline, address: u64) {
     timeline.set_breakpoints(vec![address]);
     assert!(matches!(timeline.run_forward(&mut never).unwrap(), TravelStop::Hit(_)));
@@ -388,7 +388,8 @@ fn a_trace_counts_what_happened() {
     assert!(error.contains("there is nothing to trace") && !other.exists(), "{error}");
 }
 
-/// A core file's segments as (type, file offset, virtual address, physical address, size), and its notes.
+/// A core file's segments as (type, file offset, virtual address, physical address, size), its notes, and all bytes
+/// of the file.
 type Core = (Vec<(u32, u64, u64, u64, u64)>, Vec<u8>, Vec<u8>);
 
 fn read_core(path: &Path) -> Core {

@@ -96,7 +96,7 @@ pub(crate) fn order<T: Ieee>(a: T, b: T) -> Ordering {
     key(a).cmp(&key(b))
 }
 
-/// A signed integer with the same order as the number. Both zeros map to 0.
+/// Maps a number to a signed integer. Two such integers compare as the two numbers do. Both zeros map to 0.
 #[inline]
 fn key<T: Ieee>(bits: T) -> i64 {
     let sign_bit = 1 << sign_position::<T>();

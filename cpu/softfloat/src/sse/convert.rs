@@ -154,7 +154,8 @@ fn fit_u64(value: Integer) -> Option<u64> {
     (!value.sign || value.magnitude == 0).then_some(value.magnitude)
 }
 
-/// Rounds to an integer that satisfies `fit`; `None` after raising #I.
+/// Rounds to an integer and converts the integer with `fit`. Raises #I and returns `None` if there is no integer or
+/// if it does not fit.
 fn to_integer<T: Ieee>(
     env: &mut SseEnv,
     a: T,
@@ -174,7 +175,7 @@ fn to_integer<T: Ieee>(
     Some(value)
 }
 
-/// ROUNDSS / ROUNDSD: bits 1:0 of `imm8` are the mode, bit 2 takes MXCSR.RC instead, bit 3 suppresses #P.
+/// ROUNDSS / ROUNDSD: bits 1:0 of `imm8` are the mode, bit 2 selects MXCSR.RC instead, bit 3 suppresses #P.
 pub fn round_to_integral<T: Ieee>(env: &mut SseEnv, a: T, imm8: u8) -> T {
     let mode = if imm8 & 4 != 0 { env.rounding() } else { Rounding::from_bits(u32::from(imm8)) };
     let x = Unpacked::new(a, env.daz());

@@ -1,8 +1,8 @@
 //! RCPSS and RSQRTSS as this crate defines them. No processor gives exactly these results.
 //!
-//! The SDM bounds the relative error by 1.5 * 2^-12 and leaves the bits open; vendors and generations differ.
-//! This definition, the same on every host, is **the exact value rounded to nearest-even to 12 significant
-//! bits**. The relative error of this value is at most 2^-12.
+//! The SDM limits the relative error to 1.5 * 2^-12, but does not define the exact bits. The results of different
+//! processors differ. This definition, the same on every host, is **the exact value rounded to nearest-even to 12
+//! significant bits**. The relative error of this value is at most 2^-12.
 //!
 //! Special cases follow SDM vol. 2, RCPPS and RSQRTPS. MXCSR is neither read nor written. Denormal operands count as
 //! zeros regardless of DAZ, and tiny results become zeros. SNaNs become quiet without an exception.

@@ -27,7 +27,8 @@ pub trait Ieee: Copy + Eq + sealed::Sealed + 'static {
 
 /// A format that the host can compute with: `u32` and `u64`, not `u16`. The fast paths need such a format.
 ///
-/// The host's basic operations round to nearest, as IEEE 754 demands. MXCSR does not affect these values.
+/// The host's basic operations round to nearest, as IEEE 754 demands. The guest's MXCSR does not affect their
+/// results.
 pub trait Host: Ieee {
     /// `self + other`.
     fn host_add(self, other: Self) -> Self;
@@ -104,7 +105,7 @@ macro_rules! host {
 host!(u32, f32);
 host!(u64, f64);
 
-/// The class of a bit pattern, after DAZ.
+/// The class of a bit pattern. Under DAZ, a denormal has the class of zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Zero,
@@ -169,7 +170,7 @@ impl<T: Ieee> Unpacked<T> {
         self.is_nan() && self.bits.widen() & quiet_bit::<T>() == 0
     }
 
-    /// Whether this is of the given kind.
+    /// Whether the operand has the class `kind`.
     #[inline]
     pub fn is(&self, kind: Kind) -> bool {
         self.kind == kind
@@ -235,8 +236,8 @@ pub(crate) fn negate<T: Ieee>(bits: T) -> T {
     T::narrow(bits.widen() ^ (1 << sign_position::<T>()))
 }
 
-/// Whether `bits` is a finite number so far above the smallest normal that no underflow rule can apply. The smallest
-/// normal number itself may be the rounding of a tiny value.
+/// Whether `bits` is a finite number so far above the smallest normal that no underflow rule can apply. The
+/// smallest normal number itself does not qualify, because a tiny value may have been rounded up to it.
 #[inline(always)]
 pub(crate) fn is_safe_result<T: Ieee>(bits: T) -> bool {
     biased_exponent(bits).wrapping_sub(2) < max_biased::<T>() - 2

@@ -1,8 +1,9 @@
 //! The second fast path: operations whose result is exact under any MXCSR.
 //!
-//! An exact result in the safe range raises nothing and is the same in every rounding mode. So the value and
-//! the mask of PE do not matter. Code that computes with small whole numbers in floating point needs this
-//! path, because its PE is never set. Each function returns `None` if it cannot prove exactness.
+//! An exact result in the safe range raises nothing and is the same in every rounding mode. So the value and the
+//! mask of PE do not matter. Code that computes with small whole numbers in floating point needs this path. Such
+//! code never sets PE, so the first fast path does not work. Each function returns `None` if it cannot prove
+//! exactness.
 
 use super::SseEnv;
 use super::format::{Host, Ieee, fraction_bits, is_normal, is_safe_result, is_zero, negate, sign};

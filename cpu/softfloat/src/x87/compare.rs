@@ -1,8 +1,8 @@
 //! FCOM, FUCOM, FTST, FCOMI, FUCOMI and FXAM (SDM vol. 2 under those names).
 //!
-//! Contrary to SDM vol. 1, 8.5.1.2, processors deliver the condition codes of FCOM, FUCOM and FTST even with
-//! an unmasked exception. The functions here also deliver them. FCOMI and FUCOMI set EFLAGS in the same way.
-//! FCOM, FUCOM and FTST clear C1; FCOMI and FUCOMI change no condition codes.
+//! Contrary to SDM vol. 1, 8.5.1.2, processors deliver the condition codes of FCOM, FUCOM and FTST even with an
+//! unmasked exception. The functions here also deliver them. FCOMI and FUCOMI set EFLAGS even with an unmasked
+//! exception, too. FCOM, FUCOM and FTST clear C1; FCOMI and FUCOMI change no condition codes.
 
 use super::format::Kind;
 use super::{C0, C1, C2, C3, F80, Operand, X87Env};

@@ -24,7 +24,8 @@ fn load(env: &mut X87Env, operand: Operand) -> Option<F80> {
     match operand.kind {
         Kind::SignallingNan => env.invalid(operand.quieted()),
         _ => {
-            // For these instructions processors deliver the value even if #D is unmasked; for all others they do not.
+            // FLD m32fp and FLD m64fp deliver the value even if #D is unmasked. All other x87 instructions deliver
+            // no result then.
             if operand.denormal {
                 env.raise(DE);
             }

@@ -93,7 +93,7 @@ impl X87Env {
         self.masks(flag).then_some(())
     }
 
-    /// Raises #D, if `denormal`, as [`X87Env::before`] does.
+    /// Raises #D through [`X87Env::before`] if `denormal` is true.
     #[inline]
     pub(crate) fn note_denormal(&mut self, denormal: bool) -> Option<()> {
         if denormal { self.before(DE) } else { Some(()) }

@@ -55,8 +55,8 @@ pub fn fyl2x(env: &mut X87Env, x: F80, y: F80) -> Option<F80> {
 
 /// FYL2XP1: `y * log2(x + 1)`, with `x` in ST(0) and `y` in ST(1).
 ///
-/// The SDM defines the instruction for `|x| <= 1 - sqrt(1/2)`. As on processors, it is also right for larger
-/// `x`. For `x` of -1 and less there is no logarithm, and the result is `x` itself.
+/// The SDM defines the instruction for `|x| <= 1 - sqrt(1/2)`. Processors and this function give the right result
+/// for larger `x`, too. For `x` of -1 and less there is no logarithm, and the result is `x` itself.
 pub fn fyl2xp1(env: &mut X87Env, x: F80, y: F80) -> Option<F80> {
     let (x, y) = (Operand::from(x), Operand::from(y));
     if let Err(outcome) = check_nans(env, &[x, y]) {
@@ -71,7 +71,7 @@ pub fn fyl2xp1(env: &mut X87Env, x: F80, y: F80) -> Option<F80> {
                 env.raise(PE);
                 return Some(x.value);
             }
-            // If y is zero or infinite, only the sign matters.
+            // If y is zero or infinite, only the sign of the logarithm matters.
             Logarithm::Finite(wide::ONE.negated())
         }
         Kind::Finite => Logarithm::Finite(wide::log2_of_1_plus(x.exact())),

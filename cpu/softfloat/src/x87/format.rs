@@ -100,7 +100,7 @@ impl F80 {
         })
     }
 
-    /// The value of a rounded significand. Without the integer bit it is a denormal.
+    /// The value of a rounded significand. A significand without the integer bit gives a denormal.
     fn pack(sign: bool, exp: i32, sig: u64) -> F80 {
         let biased = if sig & INTEGER_BIT != 0 { (exp + BIAS) as u16 } else { 0 };
         F80 { mantissa: sig, sign_exponent: biased }.with_sign(sign)
@@ -256,8 +256,8 @@ pub(crate) fn round_pack_extended(env: &mut X87Env, value: Exact) -> F80 {
     round_pack_to(env, value, 64)
 }
 
-/// Rounds the result of a transcendental instruction. Processors treat every such result as inexact: they always report
-/// #P, and #U with every denormal result.
+/// Rounds the result of a transcendental instruction. Processors treat every such result as inexact, so every
+/// result raises #P, and every denormal result raises #U.
 pub(crate) fn round_transcendental(env: &mut X87Env, value: Exact) -> F80 {
     env.raise(PE);
     let result = round_pack_extended(env, value);
@@ -286,7 +286,8 @@ fn overflow(env: &mut X87Env, sign: bool, rounded: Rounded, precision: u32) -> F
         if scaled <= EMAX {
             return deliver(env, sign, Rounded { exp: scaled, ..rounded });
         }
-        // Only FSCALE can overflow this far; the rounding mode does not matter then.
+        // Even the scaled result overflows, which is possible only for FSCALE. The result is then infinity in every
+        // rounding mode.
         to_infinity = true;
     }
     env.raise(PE);
@@ -301,7 +302,8 @@ fn underflow(env: &mut X87Env, value: Exact, unbounded: Rounded, precision: u32)
         if scaled >= EMIN {
             return deliver(env, value.sign, Rounded { exp: scaled, ..unbounded });
         }
-        // Only FSCALE can underflow this far; the rounding mode does not matter then.
+        // Even the scaled result underflows, which is possible only for FSCALE. The result is then zero in every
+        // rounding mode.
         env.raise(PE);
         return F80::zero(value.sign);
     }

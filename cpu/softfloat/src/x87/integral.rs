@@ -47,8 +47,8 @@ pub fn scale(env: &mut X87Env, a: F80, b: F80) -> Option<F80> {
     })
 }
 
-/// `trunc(y)`, with its magnitude limited. The limit still takes any value out of range, even after the adjustment of
-/// an unmasked response.
+/// `trunc(y)`, with its magnitude limited to 2^17. An exponent of this size makes every result overflow or
+/// underflow, even after the adjustment for an unmasked exception.
 fn scale_exponent(y: &Operand) -> i32 {
     const LIMIT: u64 = 1 << 17;
     let magnitude =

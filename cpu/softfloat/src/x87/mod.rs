@@ -9,9 +9,10 @@
 //! sets ES, and #MF becomes pending. An unmasked overflow or underflow with a register destination has a result, scaled
 //! by 2^±24576.
 //!
-//! Condition codes: every instruction writes C1 from [`X87Env::c1`] (mostly 0), even for `None`, and does not change
-//! C0, C2 and C3. The documentation of a function names its exceptions. Flags, codes, pops and results were all
-//! observed on a processor, even where the SDM calls them undefined; `tests/silicon` repeats the observation.
+//! Condition codes: every instruction writes C1 from [`X87Env::c1`] (mostly 0), even for `None`, and does not
+//! change C0, C2 and C3. If a function departs from this rule, its documentation says so. Flags, codes, pops and
+//! results were all observed on a processor, even where the SDM calls them undefined; `tests/silicon` repeats the
+//! observation.
 //!
 //! ```
 //! use softfloat::x87::{self, F80, X87Env};

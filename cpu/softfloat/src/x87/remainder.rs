@@ -66,7 +66,7 @@ fn quotient_codes(quotient: u64) -> u16 {
 }
 
 struct Reduced {
-    /// `None` for zero.
+    /// The remainder of the reduction; `None` if the remainder is zero.
     rest: Option<Exact>,
     quotient: u64,
     partial: bool,

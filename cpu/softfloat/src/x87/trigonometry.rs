@@ -17,7 +17,7 @@ pub enum Angle<T> {
     OutOfRange,
 }
 
-/// An angle reduced to the nearest multiple of pi / 2: the rest and the quadrant.
+/// An angle after reduction: its distance from the nearest multiple of pi / 2, and that multiple's number modulo 4.
 type Reduced = (Exact, u32);
 
 /// FSIN.

@@ -23,7 +23,7 @@ const ATAN_HALF: Exact = constant(-2, 0xed63_382b_0dda_7b45_6fe4_45ec_bc3a_8d03)
 /// The significand of sqrt(2), cut to 128 bits.
 const SQRT_2_SIG: u128 = 0xb504_f333_f9de_6484_597d_89b3_754a_be9f;
 
-/// Numbers of terms that bring every series below 2^-128 for the arguments allowed here.
+/// The numbers of terms to compute of each series. For the allowed arguments, the omitted terms are below 2^-128.
 const EXP_TERMS: u64 = 36;
 const SIN_COS_TERMS: u64 = 18;
 const ATANH_TERMS: u64 = 28;
@@ -173,7 +173,7 @@ pub(crate) fn atan(x: Exact) -> Exact {
     }
 }
 
-/// The Taylor series, for `0 < |x| <= 1/4`.
+/// `atan x` by its Taylor series, for `0 < |x| <= 1/4`.
 fn atan_series(x: Exact) -> Exact {
     let square = mul(x, x).negated();
     let series = (0..ATAN_TERMS).rev().fold(None, |sum: Option<Exact>, n| {

@@ -19,8 +19,9 @@ fn cases(base: u32) -> u32 {
     base * seeded::setting("SOFTFLOAT_SCALE", 1) as u32
 }
 
-/// Whether the processor is Intel's; skips the test if not. If the manual leaves a choice (transcendentals, the step of
-/// a partial remainder), the library follows Intel. Other vendors' processors are then no reference.
+/// Whether the processor is Intel's. If not, reports the test as skipped. If the manual leaves a choice
+/// (transcendentals, the step of a partial remainder), the library follows Intel. Other vendors' processors are
+/// then no reference.
 fn is_intel() -> bool {
     let vendor = std::arch::x86_64::__cpuid(0);
     let intel = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel";

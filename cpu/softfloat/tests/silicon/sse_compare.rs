@@ -59,8 +59,8 @@ macro_rules! operand {
                     0 => self,
                     1 => (self ^ (1 << (<$bits>::BITS - 1))).wrapping_add(jitter).wrapping_sub(2),
                     2 => sign_fraction | ((exponent + jitter).saturating_sub(2).min($max) << $fraction),
-                    // Operands whose product, then whose quotient, is near the smallest normal number; then
-                    // near the largest.
+                    // Case 3 gives a product near the smallest normal number, and case 4 such a quotient. The next
+                    // case gives a product near the largest number.
                     3 => sign_fraction | ((bias + jitter).saturating_sub(exponent).min($max) << $fraction),
                     4 => {
                         sign_fraction | ((exponent + bias + jitter).saturating_sub(3).min($max) << $fraction)
@@ -128,7 +128,7 @@ fn arithmetic() {
     binary("divsd", native::divsd, sse::div);
 }
 
-/// Exact results, which have a separate fast path, and zeros of both signs.
+/// Tests exact results, which have a separate fast path, and zeros of both signs.
 #[test]
 fn small_whole_numbers() {
     type Binary = (fn(u32, u64, u64) -> (u64, u32), fn(&mut SseEnv, u64, u64) -> u64);

@@ -1,7 +1,7 @@
 //! Unmasked SSE exceptions, which are signals: packed instructions whose lanes raise different exceptions.
 //!
 //! A SIGFPE handler notes the MXCSR with which #XM was delivered and masks all exceptions, so that the interrupted
-//! instruction completes. The test is for Linux only, because it depends on that signal frame.
+//! instruction completes. The test is for Linux only, because it depends on Linux's signal frame.
 
 use crate::cases;
 use seeded::Operands;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const BASE: u32 = 20_000;
 const DEFAULT_MXCSR: u32 = 0x1f80;
-/// The value of [`DELIVERED`] before any exception was delivered. MXCSR has no such bits.
+/// The value of [`DELIVERED`] before any exception was delivered. No MXCSR has all these bits set.
 const NONE: u32 = u32::MAX;
 
 /// MXCSR at the last #XM. Only this module's test unmasks SSE exceptions, on one thread.
@@ -108,7 +108,8 @@ fn compare(
 ) {
     let mut random = Operands::for_test(name, "SOFTFLOAT_SEED");
     for _ in 0..cases(BASE) {
-        // Use any control bits and sticky flags. At most one lane in two is special, or every case would be invalid.
+        // Use any control bits and sticky flags. About half of the lanes are ordinary numbers. Otherwise almost
+        // every case would raise #I.
         let mxcsr = random.bits() as u32 & 0xffff;
         let lanes = |random: &mut Operands| -> Lanes {
             std::array::from_fn(|_| match random.below(2) {

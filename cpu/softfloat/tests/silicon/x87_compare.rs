@@ -16,7 +16,8 @@ const ALL: u16 = C0 | C1 | C2 | C3;
 const TOP_BEFORE: u16 = 6;
 const UNTOUCHED: [u8; 10] = [0xa5; 10];
 
-/// All rounding modes and precisions. A quarter of the cases have random masks.
+/// A random state before an instruction, with any rounding mode and any precision control. A quarter of the states
+/// have random exception masks, and the others mask all exceptions.
 pub fn random_before(random: &mut Operands) -> Before {
     let masks = if random.below(4) == 0 { random.below(64) as u16 } else { 0x3f };
     let precision = [0u16, 2, 3, 3, 1][random.below(5) as usize];
@@ -39,7 +40,8 @@ pub fn random_f80(random: &mut Operands) -> F80 {
     F80 { mantissa, sign_exponent: exponent as u16 | (random.below(2) << 15) as u16 }
 }
 
-/// An operand related to `a`: equal, cancelling, or one for which products and quotients meet the limits.
+/// An operand related to `a`. The two operands may cancel in a sum, or have similar exponents. Or their product or
+/// quotient is near the limits of the exponent.
 fn relative(random: &mut Operands, a: F80) -> F80 {
     let other = random_f80(random);
     let exponent = i32::from(a.sign_exponent & 0x7fff);
@@ -285,7 +287,7 @@ fn memory_comparisons() {
     }
 }
 
-/// A load, which pushes or leaves the stack unchanged.
+/// Tests a load instruction, which pushes its result. Without a result the stack does not change.
 fn load<T: Copy + Debug>(
     name: &str,
     instruction: Instruction,
@@ -314,7 +316,8 @@ fn loads() {
     load("fbld", native::fbld, bcd, |_, digits| Some(x87::from_bcd(digits)));
 }
 
-/// A value around the range of binary32 or binary64, or of the integers.
+/// A value near the limits of a format: its exponent is near `minimum`, near `maximum`, or in the range of the
+/// integers.
 fn near_limits(random: &mut Operands, minimum: i32, maximum: i32) -> F80 {
     let value = random_f80(random);
     let exponent = match random.below(5) {

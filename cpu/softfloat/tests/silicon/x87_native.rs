@@ -1,5 +1,5 @@
-//! The processor's own x87 instructions under a given control word. Unmasked exceptions stay pending, and FNSAVE reads
-//! everything without waiting for them.
+//! The processor's own x87 instructions under a given control word. Unmasked exceptions stay pending, and FNSAVE
+//! stores the whole x87 state without waiting for them.
 
 use softfloat::x87::{F80, X87Env};
 use std::arch::asm;

@@ -44,7 +44,8 @@ fn uncertain_flags(state: &State) -> u32 {
         distance(result, limit).is_some_and(|distance| distance <= TOLERANCE)
     };
     state.registers[..2].iter().fold(0, |flags, &result| {
-        // Check both sides of the limit. An unmasked response may have scaled the result on one side.
+        // A result on one side of the limit is unscaled. On the other side, an unmasked exception may have scaled
+        // the result's exponent by 24576.
         let tiny = if near(result, 1 << 63, 1) || near(result, u64::MAX, 0x6000) { UE } else { 0 };
         let huge = if near(result, u64::MAX, 0x7ffe) || near(result, 1 << 63, 0x1fff) { OE } else { 0 };
         flags | tiny | huge
@@ -117,7 +118,8 @@ fn f2xm1() {
     });
 }
 
-/// An instruction that pops: the result is in ST(0), or both operands are still there.
+/// Tests an instruction with two operands that pops one. Afterwards the result is in ST(0), or, without a result,
+/// both operands are still in ST(0) and ST(1).
 fn popping(
     name: &str,
     instruction: Instruction,

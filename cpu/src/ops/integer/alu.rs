@@ -11,9 +11,9 @@ use crate::insn::Insn;
 use crate::op::Op;
 use crate::ops::width::Width;
 
-/// A two-operand operation that sets the six arithmetic flags.
+/// An operation with two operands that sets the six arithmetic flags.
 trait Alu: 'static {
-    /// Whether the result is written (CMP and TEST only set flags).
+    /// Whether the result is written to the destination. CMP and TEST only set flags.
     const KEEPS_RESULT: bool = true;
     fn run<W: Width>(core: &mut Core, a: u64, b: u64) -> u64;
 }
@@ -153,7 +153,7 @@ fn lower_alu<O: Alu>(insn: &Insn<'_>) -> Option<Op> {
     Some(op)
 }
 
-/// A one-operand operation.
+/// An operation with one operand.
 trait Unary: 'static {
     fn run<W: Width>(core: &mut Core, a: u64) -> u64;
 }

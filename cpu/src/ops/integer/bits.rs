@@ -1,8 +1,8 @@
 //! Bit tests and scans, POPCNT, LZCNT, TZCNT, BMI1, BMI2, CRC32.
 //!
-//! Undefined flags are as on Intel's processors since Skylake. BT, BTS, BTR and BTC change only CF. BSF and BSR set PF
-//! from the result and clear the others; a zero source leaves the destination unchanged. LZCNT, TZCNT and the BMI
-//! instructions clear AF and PF.
+//! Flags that the manuals leave undefined have the values of Intel's processors since Skylake. BT, BTS, BTR and BTC
+//! change only CF. BSF and BSR set ZF, compute PF from the result and clear the other flags; a zero source leaves
+//! the destination unchanged. LZCNT, TZCNT and the BMI instructions clear AF and PF.
 
 use iced_x86::Mnemonic;
 
@@ -61,7 +61,8 @@ fn test_reg<O: BitTest, W: Width>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> 
     Ok(())
 }
 
-/// The memory form: a bit number in a register reaches beyond the operand, in both directions.
+/// BT, BTS, BTR and BTC on memory. A bit number in a register can select a bit outside the addressed operand,
+/// before or after it.
 fn test_mem<O: BitTest, W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     let number = bit_number::<W>(core, op);
     let mut at = *op;
@@ -93,7 +94,7 @@ fn lower_test<O: BitTest>(insn: &Insn<'_>) -> Option<Op> {
     Some(if insn.is_register(1) { op.r1(insn.register(1)).aux(1) } else { op.imm(insn.immediate(1) & 63) })
 }
 
-/// An operation with one source and a destination. Gives the result, or `None` if the destination keeps its value.
+/// An operation with one source and a destination. The result is `None` if the destination keeps its value.
 trait Scan: 'static {
     fn run<W: Width>(core: &mut Core, source: u64) -> Option<u64>;
 }
@@ -108,7 +109,7 @@ fn set_count_flags(core: &mut Core, carry: bool, zero: bool) {
 /// Sets the flags of BSF and BSR: ZF if the source was zero, PF from the result.
 #[inline(always)]
 fn set_scan_flags(core: &mut Core, result: Option<u64>) {
-    // Bit 8 keeps ZF clear and has no part in PF.
+    // Setting bit 8 of the result keeps ZF clear. PF depends on bits 0 to 7 only.
     core.flags = LazyFlags { result: result.map_or(0, |bit| bit | 1 << 8), aux: 0 };
 }
 
@@ -160,7 +161,7 @@ impl Scan for Popcnt {
         core.flags = LazyFlags { result: source, aux: 0 };
         let parity_set = core.flags.pf();
         core.flags.aux = u64::from(parity_set) << 8;
-        // SF must be clear, whatever the sign bit of the source.
+        // This correction keeps SF clear even if the sign bit of the source is set.
         core.flags.aux |= (source >> 63) << 1;
         Some(u64::from(source.count_ones()))
     }
@@ -202,7 +203,8 @@ fn bmi_flags<W: Width>(core: &mut Core, result: u64, carry: bool) {
     core.flags = LazyFlags { result: W::sext(result), aux: carry_overflow(carry, false) | even << 8 };
 }
 
-/// Reads the r/m operand: memory if the op has the flag `Op::FAMILY`, otherwise the register in the op's field `r1`.
+/// Reads the r/m operand. If the op has the flag `Op::FAMILY`, the operand is in memory, otherwise in the register
+/// in the op's field `r1`.
 #[inline(always)]
 fn source<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<u64> {
     if op.flags & Op::FAMILY == 0 {
@@ -228,7 +230,7 @@ fn with_source(insn: &Insn<'_>, n: u32, op: Op) -> Op {
     if insn.is_memory(n) { insn.address(op).with(Op::FAMILY) } else { op.r1(insn.register(n)) }
 }
 
-/// A BMI operation on the r/m operand and a second register (`aux`); it sets the flags itself.
+/// A BMI operation on the r/m operand and a second register (`aux`). The operation itself sets the flags.
 trait Bmi: 'static {
     fn run<W: Width>(core: &mut Core, source: u64, register: u64) -> u64;
 }
@@ -254,7 +256,7 @@ bmi!(Bextr, W, |core, source, register| {
     let (start, length) = (register & 0xff, register >> 8 & 0xff);
     let shifted = if start >= u64::from(W::BITS) { 0 } else { source >> start };
     let result = if length >= 64 { shifted } else { shifted & !(u64::MAX << length) };
-    // SF is undefined, and clear even when all bits are extracted.
+    // SF is undefined in the manuals. Here SF is clear, even if BEXTR extracts all bits.
     bmi_flags::<W>(core, result & !W::SIGN, false);
     core.flags.result |= u64::from(result != 0) << 8;
     result
@@ -302,7 +304,8 @@ fn bmi<O: Bmi, W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()>
     Ok(())
 }
 
-/// `rm` is the operand number of the r/m source, `register` of the other source.
+/// Lowers a BMI instruction. `rm` is the operand number of the r/m source, and `register` the operand number of the
+/// other source.
 fn lower_bmi<O: Bmi>(insn: &Insn<'_>, rm: u32, register: u32) -> Option<Op> {
     let handler = if insn.size(0) == 4 { bmi::<O, W32> as Handler } else { bmi::<O, W64> };
     Some(with_source(insn, rm, Op::new(handler)).r0(insn.register(0)).aux(insn.register(register)))

@@ -32,8 +32,8 @@ impl Core {
         if allowed { Ok(()) } else { Err(self.gp(0)) }
     }
 
-    /// Target of a relative branch: the displacement is relative to the block, `disp` is the mask of the
-    /// operand size.
+    /// Target of a relative branch. The displacement in `imm` is relative to the block's start, and `disp` is the
+    /// mask of the operand size.
     #[inline(always)]
     fn relative_target(&self, op: &Op) -> u64 {
         self.block_rip().wrapping_add(op.imm) & op.disp as u64
@@ -64,8 +64,8 @@ fn call_relative<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<(
     call::<W>(core, bus, op, target)
 }
 
-/// A near call. A fault changes no register. As on processors, the limit of CS is checked before the return address is
-/// stored, and a non-canonical target is found after.
+/// A near call. A fault changes no register. As on real processors, the limit of CS is checked before the return
+/// address is stored. A non-canonical target is detected after this store.
 #[inline(always)]
 fn call<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op, target: u64) -> Res<()> {
     if !core.is_64bit() {
@@ -99,7 +99,7 @@ fn call_mem<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     call::<W>(core, bus, op, target)
 }
 
-/// RET, RET imm16 (`imm` bytes of arguments are dropped).
+/// RET and RET imm16. After the return address is popped, `imm` bytes of arguments are dropped from the stack.
 fn ret<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     let sp = core.frame.regs[4] & core.stack_mask;
     let target = core.load_stack(bus, sp, W::BYTES)?;
@@ -108,7 +108,7 @@ fn ret<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// LOOP, LOOPE, LOOPNE, JrCXZ. `aux` is the kind, `A` the width of the counter.
+/// LOOP, LOOPE, LOOPNE and JrCXZ. `aux` selects the instruction, and `A` is the width of the counter.
 fn loop_or_jcxz<A: Width>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     let count = A::get(core, 1);
     let left = if op.aux == JCXZ { count } else { count.wrapping_sub(1) & A::MASK };
@@ -163,7 +163,7 @@ fn lower_loop(insn: &Insn<'_>, kind: u8) -> Op {
     relative(insn, handler).aux(kind)
 }
 
-/// Lowers indirect near jumps and calls; far ones belong to the system family.
+/// Lowers indirect near jumps and calls. `ops/system` lowers far jumps and calls.
 fn lower_indirect(insn: &Insn<'_>, call: bool) -> Option<Op> {
     if insn.raw.is_jmp_far_indirect() || insn.raw.is_call_far_indirect() {
         return None;

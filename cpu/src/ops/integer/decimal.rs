@@ -11,7 +11,7 @@ use crate::op::Op;
 use crate::ops::width::{W8, W16, W32, Width};
 use crate::slots::HIGH_BYTE;
 
-/// Sets SF, ZF and PF from AL, and AF and CF as given. Clears OF, which is undefined.
+/// Sets SF, ZF and PF from AL, AF to `adjust` and CF to `carry`. Clears OF, which is undefined.
 fn set_flags(core: &mut Core, value: u8, adjust: bool, carry: bool) {
     let plain = LazyFlags { result: W8::sext(u64::from(value)), aux: 0 }.bits();
     let bits = plain | if adjust { flags::AF } else { 0 } | if carry { flags::CF } else { 0 };
@@ -28,7 +28,7 @@ fn decimal_adjust<const SUBTRACT: bool>(core: &mut Core, _: &mut dyn Bus, _: &Op
     let high = old > 0x99 || old_carry;
     let mut carry = high;
     if low {
-        // DAS carries when the low correction borrows.
+        // DAS also sets CF if the subtraction of 6 borrows.
         carry |= SUBTRACT && old < 6;
         value = change(value, 6);
     }

@@ -1,6 +1,6 @@
 //! General-purpose instructions (SDM vol. 2; vol. 1 chapter 7).
 //!
-//! Flags that the manuals leave undefined have defined values here, the same on every host. Each module
+//! These modules give fixed values to flags that the manuals leave undefined, the same on every host. Each module
 //! documents its own flags.
 
 mod alu;
@@ -17,7 +17,7 @@ mod string;
 use crate::insn::Insn;
 use crate::op::Op;
 
-/// The families' lowering functions, the commonest instructions first.
+/// The lowering functions of the modules. Functions for frequent instructions come first.
 const FAMILIES: [fn(&Insn<'_>) -> Option<Op>; 9] = [
     alu::lower,
     moves::lower,
@@ -30,7 +30,7 @@ const FAMILIES: [fn(&Insn<'_>) -> Option<Op>; 9] = [
     decimal::lower,
 ];
 
-/// Lowers this family's instructions.
+/// Lowers general-purpose instructions.
 pub(crate) fn lower(insn: &Insn<'_>) -> Option<Op> {
     if touches_system_registers(insn) {
         return None;

@@ -151,7 +151,7 @@ fn cmpxchg_reg<W: Width>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// CMPXCHG to memory, which writes memory in either case.
+/// CMPXCHG to memory. Memory is written even if the comparison fails.
 fn cmpxchg_mem<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     let address = core.linear_write(op, W::BYTES)?;
     W::update(core, bus, address, |core, old| {
@@ -240,7 +240,7 @@ fn lower_conditional(insn: &Insn<'_>) -> Option<Op> {
             Op::new(by_condition!(cc, set_reg)).r0(insn.register(0))
         });
     }
-    // CMPccXADD has three operands and a condition too.
+    // CMPccXADD also has a condition code, but three operands.
     if operands != 2 || !matches!(insn.size(0), 2 | 4 | 8) || insn.raw.op_register(0).is_st() {
         return None;
     }
@@ -262,7 +262,7 @@ fn lower_conditional(insn: &Insn<'_>) -> Option<Op> {
 }
 
 fn bswap<W: Width>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
-    // The 16-bit form is undefined; processors give zero.
+    // BSWAP of a 16-bit register is undefined; processors set the register to zero.
     let value = if W::BITS == 16 { 0 } else { W::get(core, op.r0).swap_bytes() >> (64 - W::BITS) };
     W::set(core, op.r0, value);
     Ok(())
@@ -330,7 +330,7 @@ fn xlat(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// PAUSE where there are several processors: the others run first.
+/// PAUSE in a machine with several processors: ends the turn, so that the other processors run.
 fn pause(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     core.yields = true;
     core.break_block = true;
@@ -413,13 +413,14 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
         | Mnemonic::Prefetchit1
         | Mnemonic::Cldemote
         | Mnemonic::Reservednop => Op::new(nothing),
-        // There are no shadow stacks.
+        // There are no shadow stacks, so reading the shadow-stack pointer does nothing.
         Mnemonic::Rdsspd | Mnemonic::Rdsspq => Op::new(nothing),
         _ => return lower_conditional(insn).filter(|_| is_set_or_cmov(insn)),
     })
 }
 
-/// Jcc has a condition too, but is a branch. FCMOVcc belongs to the FPU.
+/// Whether an instruction with a condition code is SETcc or CMOVcc. Jcc and FCMOVcc also have condition codes, and
+/// other modules lower these.
 fn is_set_or_cmov(insn: &Insn<'_>) -> bool {
     let raw = insn.raw;
     !raw.is_jcc_short_or_near() && !raw.is_loop() && !raw.is_loopcc() && !raw.is_jcx_short()

@@ -1,7 +1,7 @@
 //! MUL, IMUL, DIV, IDIV.
 //!
-//! Undefined flags are as on Intel's processors since Skylake. Multiplications set SF and PF from the low half and
-//! clear ZF and AF. Divisions change no flags.
+//! Flags that the manuals leave undefined have the values of Intel's processors since Skylake. Multiplications set
+//! SF and PF from the low half and clear ZF and AF. Divisions change no flags.
 
 use iced_x86::Mnemonic;
 
@@ -15,7 +15,7 @@ use crate::op::Op;
 use crate::ops::width::Width;
 use crate::slots::HIGH_BYTE;
 
-/// Reads the source, which is a register or memory (`Op::FAMILY`).
+/// Reads the source. If the op has the flag `Op::FAMILY`, the source is in memory, otherwise in a register.
 #[inline(always)]
 fn source<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<u64> {
     if op.flags & Op::FAMILY == 0 {
@@ -27,7 +27,7 @@ fn source<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<u64> {
 
 #[inline(always)]
 fn set_flags<W: Width>(core: &mut Core, low: u64, significant: bool) {
-    // Bit 32 does not affect SF and PF, and keeps ZF clear.
+    // Setting bit 32 of the result keeps ZF clear, and does not affect SF and PF.
     core.flags = LazyFlags { result: W::sext(low) | 1 << 32, aux: carry_overflow(significant, significant) };
 }
 

@@ -1,4 +1,4 @@
-//! Macros that pick the instance of a generic handler.
+//! Macros that choose the instance of a generic handler for an operand size or a condition code.
 
 use crate::insn::Insn;
 

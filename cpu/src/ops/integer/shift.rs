@@ -1,8 +1,9 @@
 //! Shifts and rotates.
 //!
-//! Undefined flags are as on Intel's processors since Skylake. AF is zero after shifts. OF is the result of a shift of
-//! the same operand by one bit, for any count. CF is zero after a shift by more than the operand's width (8 and 16
-//! bits). ROL and ROR of a register by an immediate other than 1 do not change OF.
+//! Flags that the manuals leave undefined have the values of Intel's processors since Skylake. AF is zero after
+//! shifts. For any count, OF has the value that a shift of the same operand by one bit gives. CF is zero if SHL or
+//! SHR shifts an 8- or 16-bit operand by more than its width. ROL and ROR of a register by an immediate other than
+//! 1 do not change OF.
 
 use iced_x86::Mnemonic;
 
@@ -38,7 +39,7 @@ fn sign<W: Width>(value: u64) -> bool {
     value & W::SIGN != 0
 }
 
-/// Whether the two uppermost bits differ, so that a left shift by one changes the sign.
+/// Whether the two highest bits of the operand differ. In that case a left shift by one changes the sign.
 #[inline(always)]
 fn top_bits_differ<W: Width>(value: u64) -> bool {
     sign::<W>(value ^ value << 1)
@@ -147,7 +148,7 @@ fn masked<W: Width>(count: u64) -> u32 {
     (count & if W::BITS == 64 { 63 } else { 31 }) as u32
 }
 
-/// Shifts with a masked count; a count of zero changes no flag.
+/// Shifts or rotates by a count that is masked to 5 or 6 bits. A masked count of zero changes no flag.
 #[inline(always)]
 fn shift<O: Shift, W: Width, const IMMEDIATE: bool>(core: &mut Core, value: u64, count: u64) -> u64 {
     let count = masked::<W>(count);
@@ -207,7 +208,8 @@ fn lower_shift<O: Shift>(insn: &Insn<'_>) -> Option<Op> {
     Some(if insn.is_memory(0) { insn.address(op) } else { op.r0(insn.register(0)) })
 }
 
-/// SHLD (`LEFT`) and SHRD. 16-bit counts above 16 are undefined: here they shift in the first operand again.
+/// SHLD (`LEFT`) and SHRD. For 16-bit operands, counts above 16 are undefined in the manuals. Here such a count
+/// shifts in bits of the first operand again.
 #[inline(always)]
 fn double<W: Width, const LEFT: bool>(core: &mut Core, value: u64, filler: u64, count: u32) -> u64 {
     if count == 0 {

@@ -1,4 +1,4 @@
-//! PUSH, POP, PUSHA, POPA, ENTER, LEAVE. PUSHF and POPF belong to the system family.
+//! PUSH, POP, PUSHA, POPA, ENTER, LEAVE. `ops/system` has PUSHF and POPF.
 
 use iced_x86::Mnemonic;
 
@@ -29,7 +29,7 @@ fn pop_reg<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// POP to memory, which computes the address after the stack pointer has moved.
+/// POP to memory. The address of the operand is computed with the stack pointer after the pop.
 fn pop_mem<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     let old = core.frame.regs[4];
     let value = core.pop(bus, W::BYTES)?;
@@ -102,7 +102,7 @@ fn leave<W: Width>(core: &mut Core, bus: &mut dyn Bus, _: &Op) -> Res<()> {
     Ok(())
 }
 
-/// Bytes by which the instruction moves the stack pointer for each item.
+/// The number of bytes that the instruction pushes or pops for each of its `items` values.
 fn item_bytes(insn: &Insn<'_>, items: u32) -> u32 {
     insn.raw.stack_pointer_increment().unsigned_abs() / items
 }

@@ -1,8 +1,8 @@
 //! String instructions and their repetition.
 //!
 //! Each iteration of a repeated instruction is a step of its own. Between iterations the registers are consistent and
-//! RIP is at the instruction, so a stop, an interrupt or a single-step trap can come there. MOVS and STOS run in bulk
-//! if source and destination are plain pages.
+//! RIP is at the instruction, so a stop, an interrupt or a single-step trap can occur there. Forward MOVS and STOS
+//! process many elements at once if all accesses would stay on the fast path.
 
 use iced_x86::{Mnemonic, Register};
 
@@ -17,17 +17,17 @@ use crate::op::{Handler, Op};
 use crate::ops::width::{W8, W16, W32, W64, Width};
 use crate::slots::SEG_NONE;
 
-/// Slot of ES.
+/// The segment slot of ES.
 const ES: u8 = 0;
 const RCX: u8 = 1;
 const RSI: u8 = 6;
 const RDI: u8 = 7;
 
-/// The condition for another iteration.
+/// The condition under which another iteration follows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Repeat {
     Once,
-    /// REP, or REPE and REPNE on instructions that do not compare.
+    /// The count is not zero: REP, and also REPE and REPNE before instructions that do not compare.
     Count,
     WhileEqual,
     WhileNotEqual,
@@ -49,11 +49,12 @@ trait Action: 'static {
     /// One iteration on elements of width `W` with addresses of width `A`.
     fn once<W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()>;
 
-    /// Registers that processors write back before the first iteration, which clears the upper halves of 32-bit ones.
-    /// This happens even if the iteration faults or the count is zero.
+    /// Registers that processors write back before the first iteration. With 32-bit addresses, this clears the
+    /// upper halves of the registers, even if the iteration faults or the count is zero.
     const WRITTEN_FIRST: &'static [u8] = &[];
 
-    /// Does up to `limit` iterations at once and returns their number; 0 if it cannot.
+    /// Executes up to `limit` iterations at once and returns their number. Returns 0 if only single iterations are
+    /// possible.
     #[inline(always)]
     fn bulk<W: Width, A: Width>(_core: &mut Core, _op: &Op, _limit: u64) -> u64 {
         0
@@ -106,7 +107,8 @@ impl Action for Movs {
         let Some((to, to_room)) = core.bulk_page(core.frame.regs[RDI as usize], true) else { return 0 };
         let count = limit.min(from_room / W::BYTES).min(to_room / W::BYTES);
         let bytes = count * W::BYTES;
-        // A copy onto its own tail repeats a pattern, so it must go element by element.
+        // If the destination begins inside the source, the copy repeats a pattern. Such a copy must be made element
+        // by element.
         if count == 0 || (to > from && to < from + bytes) {
             return 0;
         }
@@ -178,7 +180,8 @@ struct Cmps;
 impl Action for Cmps {
     #[inline(always)]
     fn once<W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
-        // Processors read the destination first, which decides between two faults.
+        // Processors read the destination before the source. If both reads would fault, this order decides which
+        // fault is raised.
         let second = destination::<W, A>(core, op, false)?;
         let second = W::load(core, bus, second)?;
         let first = source::<W, A>(core, op, false)?;
@@ -197,7 +200,7 @@ impl Action for Ins {
         let port = core.reg16(2);
         core.check_io(bus, port, W::BYTES as u8)?;
         let to = destination::<W, A>(core, op, true)?;
-        // The store must not fault once the port has been read.
+        // Check the store before the port is read, because the read of a port cannot be undone.
         core.check_writable(bus, to, W::BYTES)?;
         core.check_alignment(to, W::BYTES)?;
         let value = bus.port_read(core.steps(), port, W::BYTES as u8);
@@ -249,7 +252,8 @@ fn string<S: Action, W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op:
             || repeat == Repeat::WhileEqual && !core.flags.zf()
             || repeat == Repeat::WhileNotEqual && core.flags.zf();
         if finished {
-            // The run loop counts the last iteration, as for every completed instruction.
+            // Count all iterations but the last. The run loop counts the last iteration as the completed
+            // instruction.
             core.block_steps += done - 1;
             return Ok(());
         }
@@ -264,7 +268,7 @@ fn string<S: Action, W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op:
 #[cold]
 fn pause(core: &mut Core, op: &Op) -> Break {
     core.rip = core.wrap_rip(core.block_rip().wrapping_add(u64::from(op.start)));
-    // With BTF only branches trap.
+    // If the bit BTF is set, TF raises traps only after branches.
     if core.rflags & flags::TF != 0 && core.state.msrs.debugctl & 2 == 0 {
         core.state.pending_debug |= 1 << 14;
         core.update_debug_attention();
@@ -349,13 +353,14 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     op.seg = insn.segment_slot(source_segment(insn));
     op.r0 = if insn.mode.is_64bit() { SEG_NONE } else { ES };
     if repeat != 0 {
-        // The number of steps is not known beforehand, so nothing may follow in the block.
+        // The number of steps is not known when the block is decoded, so the instruction must be the last in its
+        // block.
         op.flags |= Op::ENDS_BLOCK;
     }
     Some(op)
 }
 
-/// Segment of the source operand, including overrides.
+/// Segment of the source operand; a segment prefix can change it.
 fn source_segment(insn: &Insn<'_>) -> Register {
     if insn.raw.has_segment_prefix() { insn.raw.segment_prefix() } else { Register::DS }
 }

@@ -22,7 +22,7 @@ macro_rules! vector_ops {
     )*};
 }
 
-// If the results are narrower than the sources, the upper half of the destination becomes zero.
+// If the results are narrower than the sources, the conversion clears the upper half of the destination.
 vector_ops! {
     Ps2Pd = |env, _, b| build(|n| sse::f32_to_f64(env, u32::get(&b, n)));
     Pd2Ps = |env, _, b| build(|n| if n < 2 { sse::f64_to_f32(env, u64::get(&b, n)) } else { 0 });
@@ -38,7 +38,7 @@ vector_ops! {
     });
 }
 
-/// Register and memory form.
+/// The handlers of an instruction's register form and memory form.
 type Pair = (Handler, Handler);
 
 const fn whole<V: VectorOp>() -> Pair {
@@ -200,15 +200,16 @@ fn to_gpr_mem<T: Element, const WIDE: bool, const TRUNCATE: bool>(
     to_integer::<T, WIDE, TRUNCATE>(core, op, source)
 }
 
-/// Converts from an MMX register. The memory forms of CVTPI2PS and CVTPI2PD touch no MMX state. The manual documents
-/// this for CVTPI2PD; for CVTPI2PS this follows processors.
+/// Converts from an MMX register. The memory forms of CVTPI2PS and CVTPI2PD touch no MMX state. The manual says
+/// this of CVTPI2PD; real processors do the same for CVTPI2PS.
 fn from_mm<V: VectorOp>(core: &mut Core, _bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_sse_and_mmx()?;
     let source = core.mm(op.r1);
     let mut env = core.sse_env();
     let old = core.xmm(op.r0).to_le_bytes();
     let result = V::apply(&mut env, old, u128::from(source).to_le_bytes(), 0);
-    // Processors have left x87 mode by the time they raise #XM.
+    // When processors raise #XM, they have already set TOP to 0 and all tags to valid, as every MMX instruction
+    // does first.
     core.state.fpu.enter_mmx();
     core.finish_sse(env)?;
     core.set_xmm(op.r0, u128::from_le_bytes(result));
@@ -224,7 +225,8 @@ fn convert_to_mm<V: VectorOp>(core: &mut Core, op: &Op, source: u128) -> Res<()>
     Ok(())
 }
 
-/// Converts only the low quadword: the upper lanes are zero, which raises no exceptions.
+/// Converts only the low quadword of the source. The upper lanes are set to zero before the conversion, so these
+/// lanes raise no exceptions.
 fn to_mm_low<V: VectorOp>(core: &mut Core, _bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_sse_and_mmx()?;
     let source = core.xmm(op.r1) as u64;

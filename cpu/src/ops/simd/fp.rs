@@ -1,6 +1,6 @@
-//! Floating-point arithmetic and comparison with the `softfloat` crate. One [`SseEnv`] serves one
-//! instruction. At the end the environment's flags enter MXCSR, or an unmasked exception raises #XM and
-//! leaves the destination unchanged.
+//! Floating-point arithmetic and comparison with the `softfloat` crate. Each instruction has its own [`SseEnv`],
+//! which collects exception flags. At the instruction's end, the flags are set in MXCSR. An unmasked exception
+//! raises #XM and leaves the destination unchanged.
 
 use std::marker::PhantomData;
 
@@ -17,7 +17,7 @@ use crate::insn::Insn;
 use crate::op::{Handler, Op};
 use crate::simd::lanes::{Lane, build};
 
-/// A floating-point lane as a bit pattern.
+/// The bits of one floating-point number in a register.
 pub(super) trait Element: Host + Lane {
     /// The lane as the low bits of a `u64`.
     fn to_u64(self) -> u64;
@@ -61,13 +61,13 @@ element!(u32, load_double, set_xmm_low32);
 element!(u64, load_quad, set_xmm_low64);
 
 impl Core {
-    /// The environment of the running instruction.
+    /// A new floating-point environment for the running instruction.
     #[inline(always)]
     pub(super) fn sse_env(&self) -> SseEnv {
         SseEnv::new(self.state.mxcsr)
     }
 
-    /// Enters the instruction's exception flags into MXCSR, or raises #XM.
+    /// Sets the instruction's exception flags in MXCSR. Raises #XM for an unmasked exception.
     #[inline(always)]
     pub(super) fn finish_sse(&mut self, env: SseEnv) -> Res<()> {
         match env.finish() {
@@ -123,7 +123,7 @@ lane_ops! {
     Rsqrt = |_, _, b, _| T::from_u64(sse::reciprocal_square_root(b.to_u64() as u32).into());
 }
 
-/// A lane operation on every lane.
+/// Applies a lane operation to every lane.
 struct Each<O, T>(PhantomData<(O, T)>);
 
 impl<O: LaneOp, T: Element> VectorOp for Each<O, T> {
@@ -133,7 +133,8 @@ impl<O: LaneOp, T: Element> VectorOp for Each<O, T> {
     }
 }
 
-/// HADDPx and HSUBPx: a lane operation on neighbours, the pairs of `a` first.
+/// HADDPx and HSUBPx: applies a lane operation to pairs of neighbouring lanes. The results for the pairs of `a`
+/// come first, then the results for `b`.
 struct Pairs<O, T>(PhantomData<(O, T)>);
 
 impl<O: LaneOp, T: Element> VectorOp for Pairs<O, T> {
@@ -158,9 +159,10 @@ impl<T: Element> VectorOp for AddSub<T> {
     }
 }
 
-/// DPPS and DPPD. Each step of the dot product rounds. An unmasked exception in a step prevents the next
-/// step, and leaves the flags of earlier steps in MXCSR. The manual does not say which NaN wins; as on
-/// processors, each lane adds in its own order.
+/// DPPS and DPPD. The result of each step of the dot product is rounded. An unmasked exception in a step prevents
+/// the next step, and leaves the flags of earlier steps in MXCSR. If both operands of an addition are NaNs, the
+/// result depends on their order, which the manual leaves open. Each lane uses the same order as on real
+/// processors.
 struct DotProduct<T>(PhantomData<T>);
 
 impl DotProduct<u32> {
@@ -179,7 +181,8 @@ impl DotProduct<u64> {
     }
 }
 
-/// Commits the flags of a step. Returns `false` if the step raised an unmasked exception, which prevents the next step.
+/// Sets the exception flags of a step in MXCSR. Returns `false` if the step raised an unmasked exception, which
+/// prevents the next step.
 fn next_step(env: &mut SseEnv) -> bool {
     let Ok(mxcsr) = env.finish() else { return false };
     *env = SseEnv::new(mxcsr);
@@ -276,7 +279,7 @@ fn comi_mem<T: Element, const QUIET: bool>(core: &mut Core, bus: &mut dyn Bus, o
     set_order::<T, QUIET>(core, op, source)
 }
 
-/// The register and memory forms.
+/// The handlers of an instruction's register form and memory form.
 type Pair = (Handler, Handler);
 
 const fn packed<V: VectorOp>() -> Pair {

@@ -10,7 +10,7 @@ use crate::exception::{Break, Res};
 use crate::op::Op;
 
 impl Core {
-    /// Requires that XMM registers may be used.
+    /// Raises #UD or #NM if XMM registers may not be used.
     #[inline(always)]
     pub(crate) fn require_sse(&mut self) -> Res<()> {
         let blocked = self.state.cr0 & (cr0::EM | cr0::TS) | !self.state.cr4 & cr4::OSFXSR;
@@ -27,7 +27,7 @@ impl Core {
         }
     }
 
-    /// Requires that MMX registers may be used and that no x87 exception is pending.
+    /// Raises the fault if MMX registers may not be used, or if an x87 exception is pending.
     #[inline(always)]
     pub(crate) fn require_mmx(&mut self) -> Res<()> {
         let blocked = self.state.cr0 & (cr0::EM | cr0::TS) != 0 || self.state.fpu.exception_pending();
@@ -46,7 +46,8 @@ impl Core {
         }
     }
 
-    /// Requires MMX and SSE, for instructions that move data between the two register files.
+    /// Makes the checks for MMX and for XMM registers, for instructions that move data between the two kinds of
+    /// registers.
     #[inline(always)]
     pub(crate) fn require_sse_and_mmx(&mut self) -> Res<()> {
         self.require_sse()?;
@@ -65,8 +66,8 @@ impl Core {
         self.frame.xmm[usize::from(register & 15)] = value;
     }
 
-    /// An XMM register as a byte vector. Casting the register's memory to bytes lets the compiler use vector
-    /// instructions; taking the integer apart does not.
+    /// An XMM register as a byte vector. The code casts the register's memory to bytes, so that the compiler uses
+    /// vector instructions. Splitting the integer with shifts would prevent this.
     #[inline(always)]
     pub(crate) fn xmm_bytes(&self, register: u8) -> [u8; 16] {
         let slot = &self.frame.xmm[usize::from(register & 15)];
@@ -170,7 +171,8 @@ impl Core {
         self.store_u32(bus, address, value)
     }
 
-    /// Raises #GP(0) for a misaligned operand. A non-canonical address faults first, with #SS for a stack segment.
+    /// Raises #GP(0) for a misaligned operand. A non-canonical address is checked first, and raises #SS if the
+    /// operand is in the stack segment.
     #[inline(always)]
     pub(crate) fn require_aligned(&mut self, address: u64, size_bytes: u64) -> Res<()> {
         if address & (size_bytes - 1) == 0 { Ok(()) } else { Err(self.gp(0)) }

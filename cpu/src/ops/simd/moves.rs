@@ -9,7 +9,7 @@ use crate::exception::Res;
 use crate::insn::Insn;
 use crate::op::{Handler, Op};
 
-/// How a move's operands fill an op.
+/// How the operands of a move are stored in the fields of an op.
 enum Shape {
     /// Operand 0 is the destination register, operand 1 a register or memory.
     Load(Handler, Handler),
@@ -121,7 +121,7 @@ moves! {
     mm_copy = |core, _, op| core.set_mm(op.r0, core.mm(op.r1));
     mm_load_quad = |core, bus, op| { let value = core.load_quad(bus, op)?; core.set_mm(op.r0, value) };
     mm_load_double = |core, bus, op| { let value = core.load_double(bus, op)?; core.set_mm(op.r0, value.into()) };
-    // TOP becomes zero even if the store faults; the tags do not change then.
+    // TOP becomes zero even if the store faults. The tags change only if the store succeeds.
     mm_store_quad = |core, bus, op| {
         core.state.fpu.clear_top();
         core.store_quad(bus, op, core.mm(op.r1))?;

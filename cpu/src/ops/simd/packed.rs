@@ -10,12 +10,12 @@ use crate::insn::Insn;
 use crate::op::{Handler, Op};
 use crate::simd::{Packed, aes, arith, compare, horizontal, pack, shift, shuffle};
 
-/// Handlers of one operation by the class of the destination and the kind of the source.
+/// The handlers of one operation, one for each class of the destination register and each kind of the source.
 struct Forms {
     xmm_reg: Handler,
-    /// Aligned 16-byte memory operand.
+    /// The source is an aligned 16-byte memory operand.
     xmm_mem: Handler,
-    /// Smaller memory operand, zero-extended; its size is in `aux`.
+    /// A memory operand of less than 16 bytes, which is zero-extended. `aux` has its size.
     xmm_small: Handler,
     /// The source is the immediate, for shift counts.
     xmm_imm: Handler,
@@ -152,7 +152,8 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     Some(op)
 }
 
-/// Maps mnemonics to operations. `Alias => Type` is for mnemonics that share an operation.
+/// Maps mnemonics to operations. `Alias => Type` means that the mnemonic `Alias` uses the operation of another
+/// mnemonic.
 macro_rules! operations {
     ($mnemonic:expr; [$($module:ident: $($name:ident)*;)*] $($alias:ident => $target:path;)*) => {
         match $mnemonic {

@@ -2,7 +2,7 @@
 //!
 //! Components: x87 (bit 0) and SSE (bit 1), in the standard format only. The choices that the manual leaves open:
 //!
-//! - XINUSE is all ones: every component counts as in use, so XSAVE sets every requested XSTATE_BV bit.
+//! - XINUSE is all ones: every component is treated as in use, so XSAVE sets every requested XSTATE_BV bit.
 //! - FXSAVE and FXRSTOR always transfer the XMM registers, regardless of CR4.OSFXSR.
 //! - The forms without REX.W store and load FCS and FDS.
 //! - Bytes that belong to no register or to reserved fields of the image (XMM8 to XMM15 outside 64-bit mode,
@@ -23,7 +23,7 @@ use crate::insn::Insn;
 use crate::op::{Handler, Op};
 use crate::state::FpuState;
 
-/// Writable bits of MXCSR; the MXCSR_MASK of images.
+/// The bits of MXCSR that software can set. Images have this value in the field MXCSR_MASK.
 const MXCSR_MASK: u32 = 0xffff;
 /// Size of the FXSAVE image.
 const FXSAVE_BYTES: u64 = 512;
@@ -40,7 +40,7 @@ const SSE: u64 = 2;
 /// State component AVX, which shares MXCSR with SSE.
 const AVX: u64 = 4;
 
-/// Lowers state instructions.
+/// Lowers the instructions that save and restore state.
 pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     let handler: Handler = match insn.code() {
         Code::Ldmxcsr_m32 => ldmxcsr,
@@ -87,7 +87,7 @@ fn fxsave<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<
     let address = core.linear_write(op, FXSAVE_BYTES)?;
     core.require_canonical(address)?;
     core.require_aligned(address, 16)?;
-    // The last byte's page decides between two page faults.
+    // Check the last byte first: if both pages of the image are unmapped, the page fault is for the second page.
     core.check_writable(bus, address.wrapping_add(FXSAVE_BYTES - 1), 1)?;
     core.check_writable(bus, address, FXSAVE_BYTES)?;
     save_legacy(core, bus, address, X87 | SSE, WIDE)
@@ -169,7 +169,8 @@ fn requested(core: &Core) -> u64 {
     core.state.xcr0 & (u64::from(core.reg32(0)) | u64::from(core.reg32(2)) << 32)
 }
 
-/// Stores the requested parts of the 512-byte legacy region; the caller has checked that it is writable.
+/// Stores the requested parts of the 512-byte legacy region. The caller must have checked that the region is
+/// writable.
 fn save_legacy(core: &mut Core, bus: &mut dyn Bus, address: u64, parts: u64, wide: bool) -> Res<()> {
     let mut image = [0; IMAGE_BYTES];
     core.state.fpu.write_image(&mut image, wide);
@@ -191,7 +192,7 @@ fn save_legacy(core: &mut Core, bus: &mut dyn Bus, address: u64, parts: u64, wid
     Ok(())
 }
 
-/// The bytes of an image that the x87 part of a save writes.
+/// The ranges of an image that a save of the x87 component writes.
 fn x87_parts(quirks: Quirks, image: &mut [u8; IMAGE_BYTES]) -> Vec<Range<usize>> {
     if !quirks.fxsave_leaves_gaps {
         return vec![0..24, 32..IMAGE_BYTES];

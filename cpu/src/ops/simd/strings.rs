@@ -11,11 +11,11 @@ use crate::insn::Insn;
 use crate::op::Op;
 use crate::simd::string::{self, Outcome};
 
-/// In `aux`: RAX and RDX hold the lengths.
+/// A bit of `aux`: RAX and RDX hold the lengths of the strings.
 const EXPLICIT: u8 = 1;
-/// In `aux`: with [`EXPLICIT`], the lengths are 64-bit (REX.W).
+/// A bit of `aux`: the lengths of an [`EXPLICIT`] comparison have 64 bits (REX.W).
 const WIDE: u8 = 2;
-/// In `aux`: the result is a mask in XMM0, not an index in ECX.
+/// A bit of `aux`: the result is a mask in XMM0, not an index in ECX.
 const MASK: u8 = 4;
 
 /// Lowers string comparisons.

@@ -99,14 +99,14 @@ fn mm_byte_mask(core: &mut Core, _bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// The top bit of each byte. The product moves bit 8n+7 to bit 56+n (by bit 49-7n of the factor), and no two terms
-/// overlap.
+/// Returns the top bits of the bytes. The multiplication moves bit 8n+7 to bit 56+n (by bit 49-7n of the factor),
+/// and no two terms of the product overlap.
 #[inline(always)]
 fn top_bits_of_bytes(value: u64) -> u32 {
     ((value & 0x8080_8080_8080_8080).wrapping_mul(0x0002_0408_1020_4081) >> 56) as u32
 }
 
-/// The top bit of each lane.
+/// Returns the top bits of the lanes.
 #[inline(always)]
 fn top_bits(vector: &[u8], lane_bytes: usize) -> u32 {
     let tops = vector.iter().skip(lane_bytes - 1).step_by(lane_bytes);
@@ -228,7 +228,8 @@ fn blend_mem<L: Lane>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// Sets ZF if there is no common bit, and CF if the source has no bit outside the destination. Clears the other flags.
+/// Sets ZF if source and destination have no common set bit. Sets CF if every set bit of the source is set in the
+/// destination. Clears the other flags.
 fn set_ptest(core: &mut Core, op: &Op, source: u128) {
     let target = core.xmm(op.r0);
     let flags = u64::from(source & target == 0) << 6 | u64::from(source & !target == 0);
@@ -261,8 +262,9 @@ fn maskmovq(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     store_selected(core, bus, op, &value.to_le_bytes(), &mask.to_le_bytes())
 }
 
-/// Stores the bytes whose mask has its top bit set, all or none. The processor decides which bytes raise faults (SDM
-/// vol. 2, MASKMOVDQU): here, as on real ones, all of them.
+/// Stores the bytes whose mask byte has its top bit set. If the store of any byte of the operand would fault,
+/// selected or not, no byte is stored. The manual leaves open which bytes raise faults (SDM vol. 2, MASKMOVDQU);
+/// real processors raise faults for all bytes.
 fn store_selected(core: &mut Core, bus: &mut dyn Bus, op: &Op, value: &[u8], mask: &[u8]) -> Res<()> {
     let start = core.linear_write(op, value.len() as u64)?;
     let selected = || (0..value.len()).filter(|&n| mask[n] & 0x80 != 0);

@@ -11,11 +11,11 @@ use crate::flags;
 use crate::insn::Insn;
 use crate::op::Op;
 
-/// DR6: the bits that software can change, and the bits that read as one.
+/// The bits of DR6 that software can change. The next constant has the bits that always read as one.
 const DR6_WRITABLE: u64 = 0xe00f;
 const DR6_ONES: u64 = 0xffff_0ff0;
 const DR6_BD: u64 = 1 << 13;
-/// As `DR6_WRITABLE`, for DR7.
+/// The bits of DR7 that software can change.
 const DR7_WRITABLE: u64 = 0xffff_23ff;
 const DR7_ONES: u64 = 0x400;
 const DR7_GD: u64 = 1 << 13;
@@ -120,14 +120,16 @@ fn lmsw(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.write_cr0(old & !0xe | value | old & cr0::PE)
 }
 
-/// SMSW, which stores 16 bits of CR0 to memory. To a register, it stores as many bits as fit.
+/// SMSW. The instruction stores 16 bits of CR0 to memory, or as many bits of CR0 to a register as the operand size
+/// has.
 fn smsw(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.check_umip()?;
     let value = core.state.cr0;
     write16(core, bus, op, value)
 }
 
-/// Checks privilege, the DE rule for DR4 and DR5, and general detection. Returns the register's real number.
+/// Checks whether a debug register may be accessed: CR4.DE for DR4 and DR5, the privilege level, and DR7.GD.
+/// Returns the register's number, which is 6 or 7 for DR4 or DR5.
 fn check_debug(core: &mut Core, op: &Op) -> Res<u8> {
     let mut number = op.aux;
     if matches!(number, 4 | 5) {
@@ -138,7 +140,7 @@ fn check_debug(core: &mut Core, op: &Op) -> Res<u8> {
     }
     check_privilege(core)?;
     if core.state.dr7 & DR7_GD != 0 {
-        // This #DB is a fault, so RF is pushed set. Delivery clears GD and RF.
+        // This #DB is a fault, so the pushed RFLAGS image must have RF set. The delivery clears GD and RF.
         core.take_pending_debug();
         core.state.dr6 |= DR6_BD;
         core.rflags |= flags::RF;

@@ -31,8 +31,8 @@ impl Core {
         ((self.rflags & flags::IOPL) >> 12) as u8
     }
 
-    /// Whether the running code may change IF and use all ports: compares CPL with IOPL. Real mode runs at level 0 and
-    /// virtual-8086 mode at level 3, which gives exactly their rules.
+    /// Whether the running code may change IF and use all ports: CPL must not exceed IOPL. The comparison is right
+    /// in all modes, because CPL is 0 in real mode and 3 in virtual-8086 mode.
     pub(super) fn io_privileged(&self) -> bool {
         self.cpl <= self.iopl()
     }

@@ -1,4 +1,4 @@
-//! Far transfers, interrupts by instruction, and the fast system calls.
+//! Far transfers, software interrupts, and the fast system calls.
 
 use cpu_model::registers::{cr0, efer};
 use iced_x86::{Code, OpKind};
@@ -14,7 +14,7 @@ use crate::op::Op;
 use crate::segmentation::far::FarTransfer;
 use crate::state::{SegReg, Segment};
 
-/// Every instruction here ends its block and sets RIP.
+/// The flags of all ops in this module: each op ends its block and sets RIP.
 const JUMPS: u8 = Op::ENDS_BLOCK | Op::SETS_RIP;
 
 pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
@@ -111,7 +111,7 @@ fn iret(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
 /// The INT vector of system calls, as in 32-bit Linux.
 const SYSTEM_CALL_VECTOR: u8 = 0x80;
 
-/// Delivers an interrupt that the instruction itself asks for. The delivery is one step, hence
+/// Delivers a software interrupt. Instruction and delivery are one step, which this function counts, so it returns
 /// [`Break::Done`]. No single-step trap follows, because the handler starts with TF clear.
 fn software_interrupt(core: &mut Core, bus: &mut dyn Bus, op: &Op, vector: u8, checked: bool) -> Res<()> {
     core.rip = core.return_rip(op);
@@ -143,10 +143,10 @@ fn into(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// INT1. Gates treat INT1 as a hardware event and do not check privilege. INT1 leaves DR6 unchanged, except
-/// for a data breakpoint that a preceding MOV SS held back: the two make one debug exception. After INT n,
-/// INT3, INTO and SYSCALL, such a breakpoint is a separate trap before the handler's first instruction (SDM
-/// vol. 3, 6.8.3).
+/// INT1. Gates treat INT1 as a hardware event and do not check privilege. INT1 itself does not change DR6. If a
+/// preceding MOV SS delayed a data breakpoint, INT1's debug exception reports this breakpoint in DR6 too. After INT
+/// n, INT3, INTO and SYSCALL, such a breakpoint is a separate trap before the handler's first instruction (SDM vol.
+/// 3, 6.8.3).
 fn int1(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.take_pending_debug();
     software_interrupt(core, bus, op, exception::DB, false)
@@ -194,9 +194,10 @@ fn syscall(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     trap_by_new_tf(core)
 }
 
-/// Raises a single-step trap after SYSCALL or SYSRET if TF is set afterwards; the old TF does not matter. A system call
-/// that clears TF does not trap in the kernel. A SYSRET that sets TF traps before the user's next instruction. Linux
-/// (arch/x86/entry) avoids SYSRET for that reason; the APM's pages on SYSCALL and SYSRET do not mention it.
+/// Ends SYSCALL or SYSRET. Raises a single-step trap if TF is set after the instruction; the value of TF before the
+/// instruction does not matter. A system call that clears TF does not trap in the kernel. A SYSRET that sets TF
+/// traps before the user's next instruction. Linux (arch/x86/entry) avoids SYSRET for that reason; the APM's pages
+/// on SYSCALL and SYSRET do not mention it.
 fn trap_by_new_tf(core: &mut Core) -> Res<()> {
     if core.rflags & flags::TF != 0 {
         core.state.pending_debug |= DR6_BS;
@@ -206,8 +207,9 @@ fn trap_by_new_tf(core: &mut Core) -> Res<()> {
     Err(Break::Done)
 }
 
-/// SYSRET as on AMD. A non-canonical return address faults at the fetch, in the caller's code. SS is loaded with all
-/// hidden parts. AMD leaves some of them unchanged, on which software cannot rely.
+/// SYSRET as on AMD. A non-canonical return address faults only at the next fetch, at privilege level 3. All hidden
+/// fields of SS are loaded. AMD's processors leave some of these fields unchanged, but software cannot rely on
+/// that.
 fn sysret(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     check_fast_calls(core)?;
     core.require_cpl0()?;
@@ -269,7 +271,7 @@ fn sysexit(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
 }
 
 impl Core {
-    /// RIP after the running instruction.
+    /// The RIP of the instruction after the running instruction.
     fn return_rip(&self, op: &Op) -> u64 {
         self.next_rip(self.block_rip(), op.next)
     }

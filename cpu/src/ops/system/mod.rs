@@ -1,5 +1,5 @@
-//! Privileged and system instructions. MONITOR, MWAIT, RSM, VMX and SVM do not exist here: `lower` declines them, so
-//! they raise #UD.
+//! Privileged and system instructions. This CPU does not implement MONITOR, MWAIT, RSM, VMX and SVM: `lower`
+//! returns `None`, so these instructions raise #UD.
 
 mod checks;
 mod control;
@@ -14,7 +14,7 @@ mod tables;
 use crate::insn::Insn;
 use crate::op::Op;
 
-/// Lowers this family's instructions.
+/// Lowers system instructions.
 pub(crate) fn lower(insn: &Insn<'_>) -> Option<Op> {
     flag_ops::lower(insn)
         .or_else(|| control::lower(insn))

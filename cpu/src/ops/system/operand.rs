@@ -6,10 +6,10 @@ use crate::exception::Res;
 use crate::insn::Insn;
 use crate::op::Op;
 
-/// The operand is in memory ([`read16`] and [`write16`]).
+/// Flag of an op whose operand for [`read16`] and [`write16`] is in memory.
 const MEMORY: u8 = Op::FAMILY;
 
-/// Prepares operand `n` of an op, a register or memory. The register goes to `r0`.
+/// Sets the fields of an op for operand `n` of the instruction. If the operand is a register, `r0` gets its number.
 pub(super) fn operand(insn: &Insn<'_>, op: Op, n: u32) -> Op {
     if insn.is_memory(n) { insn.address(op).with(MEMORY) } else { op.r0(insn.register(n)) }
 }

@@ -1,5 +1,5 @@
-//! IN and OUT, and the check which ports the running code may use (SDM vol. 1, 19.5). INS and OUTS are string
-//! instructions.
+//! IN and OUT, and the check whether the running code may use a port (SDM vol. 1, 19.5). INS and OUTS are with the
+//! string instructions.
 
 use iced_x86::Code;
 
@@ -10,7 +10,7 @@ use crate::insn::Insn;
 use crate::op::Op;
 use crate::segmentation::descriptor::system_type;
 
-/// The port is the immediate, not DX.
+/// Flag of an op whose port number is the immediate, and not in DX.
 const IMMEDIATE: u8 = Op::FAMILY;
 
 pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
@@ -37,10 +37,10 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
 }
 
 impl Core {
-    /// Raises #GP(0) unless the running code may use the `size_bytes` ports from `port` on. IOPL or the I/O permission
-    /// bitmap of a 32- or 64-bit TSS allows them.
+    /// Raises #GP(0) unless the running code may use the `size_bytes` ports from `port` on. Either IOPL allows all
+    /// ports, or the I/O permission bitmap of a 32- or 64-bit TSS must allow these ports.
     pub(crate) fn check_io(&mut self, bus: &mut dyn Bus, port: u16, size_bytes: u8) -> Res<()> {
-        // In virtual-8086 mode only the bitmap decides.
+        // In virtual-8086 mode, IOPL does not matter: only the bitmap can allow the port.
         if self.io_privileged() && self.rflags & crate::flags::VM == 0 {
             return Ok(());
         }
@@ -51,7 +51,7 @@ impl Core {
         }
         let map = self.tss_field(bus, 102, 2)?;
         let at = map + u64::from(port / 8);
-        // Always read two bytes: a range of ports may straddle them.
+        // Always read two bytes of the bitmap, because the bits of several ports may be in two bytes.
         if at + 1 > u64::from(tr.limit) {
             return Err(self.gp(0));
         }

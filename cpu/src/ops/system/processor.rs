@@ -39,7 +39,8 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     })
 }
 
-/// `aux` is the operand size, `r1` the segment register's number.
+/// Builds the op of an instruction that reads or writes the base of FS or GS. `aux` is the operand size, and `r1`
+/// the segment register's number.
 fn base_op(insn: &Insn<'_>, handler: crate::op::Handler, segment: u8) -> Op {
     Op::new(handler).r0(insn.register(0)).r1(segment).aux(insn.size(0) as u8)
 }
@@ -75,7 +76,7 @@ fn rdtscp(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// RDPMC raises #GP: there are no performance counters to read, as under KVM, which hides its own.
+/// RDPMC always raises #GP, because there are no performance counters to read. KVM guests have no counters either.
 fn rdpmc(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     Err(core.gp(0))
 }
@@ -139,7 +140,7 @@ fn invpcid(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     if bad { Err(core.gp(0)) } else { Ok(()) }
 }
 
-/// CLFLUSH and similar instructions fault as a byte read would, and otherwise do nothing.
+/// CLFLUSH and similar instructions raise the faults that a read of one byte would raise, and otherwise do nothing.
 fn touch_line(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     let address = core.linear(op, 1)?;
     let index = core.mmu.index();
@@ -161,7 +162,7 @@ fn xgetbv(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     Ok(())
 }
 
-/// XSETBV. XCR0 has x87 (always on) and SSE.
+/// XSETBV. XCR0 has the bits for x87, which must be set, and for SSE.
 fn xsetbv(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     check_osxsave(core)?;
     core.require_cpl0()?;

@@ -80,8 +80,8 @@ fn segment_register(op: &Op) -> SegReg {
     [SegReg::Es, SegReg::Cs, SegReg::Ss, SegReg::Ds, SegReg::Fs, SegReg::Gs][usize::from(op.r1 % 6)]
 }
 
-/// Loads a segment register. MOV and POP to SS hold back interrupts and debug traps for the next instruction, which is
-/// expected to load the stack pointer.
+/// Loads a segment register. MOV and POP to SS delay interrupts and debug traps until the next instruction, which
+/// normally loads the stack pointer, has completed.
 fn load(core: &mut Core, bus: &mut dyn Bus, op: &Op, selector: u16) -> Res<()> {
     let register = segment_register(op);
     core.load_segment(bus, register, selector)?;
@@ -101,7 +101,8 @@ fn mov_from_segment(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     write16(core, bus, op, u64::from(selector))
 }
 
-/// Pushes a selector zero-extended to the operand size, as on AMD. Some processors write only 16 bits.
+/// Pushes a selector zero-extended to the operand size, as on AMD. Some other processors write only 16 bits of the
+/// pushed value.
 fn push_segment(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     let selector = core.segment(segment_register(op)).selector;
     core.push(bus, u64::from(op.aux), u64::from(selector))
@@ -111,7 +112,7 @@ fn pop_segment(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     let size = u64::from(op.aux);
     let sp = core.frame.regs[4];
     let selector = core.load_stack(bus, sp & core.stack_mask, size)? as u16;
-    // The old stack's width applies, even if the instruction loads SS.
+    // Even if the instruction loads SS, the stack pointer is changed with the width of the old stack segment.
     let mask = core.stack_mask;
     load(core, bus, op, selector)?;
     let after = sp.wrapping_add(size);

@@ -1,4 +1,4 @@
-//! Descriptor-table registers, and the instructions that query selectors.
+//! Loads and stores of descriptor-table registers, and the instructions that check a selector.
 
 use iced_x86::{Code, Mnemonic};
 
@@ -33,7 +33,7 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     })
 }
 
-/// Bytes of the base that LGDT and LIDT load: 3, 4 or 8.
+/// The number of bytes of the base that LGDT and LIDT load: 3, 4 or 8.
 fn table_width(code: Code) -> u8 {
     match code {
         Code::Lgdt_m1632_16 | Code::Lidt_m1632_16 => 3,
@@ -42,7 +42,8 @@ fn table_width(code: Code) -> u8 {
     }
 }
 
-/// Builds an op with the source in `r0` or memory, the destination in `r1` and the destination's size in `aux`.
+/// Builds the op of an instruction that checks a selector. The selector is in register `r0` or in memory, `r1` is
+/// the destination, and `aux` is the destination's size.
 fn question(insn: &Insn<'_>, handler: crate::op::Handler) -> Op {
     operand(insn, Op::new(handler).aux(insn.size(0) as u8), 1).r1(insn.register(0))
 }
@@ -78,7 +79,7 @@ fn store_table(core: &mut Core, bus: &mut dyn Bus, op: &Op, table: TableRegister
     let mut bytes = [0; 10];
     bytes[..2].copy_from_slice(&table.limit.to_le_bytes());
     bytes[2..].copy_from_slice(&table.base.to_le_bytes());
-    // Limit and base count as separate operands (SDM vol. 3, 3.5.1).
+    // For alignment checks, limit and base are separate operands (SDM vol. 3, 3.5.1).
     core.check_aligned_write(bus, address, 2 + base_bytes, 2)?;
     core.check_alignment(core.table_address(address, 2), base_bytes)?;
     core.store_bytes(bus, address, &bytes[..2 + base_bytes as usize])
@@ -166,7 +167,8 @@ fn set_zf(core: &mut Core, zf: bool) {
     core.flags = LazyFlags::from_bits(others | if zf { flags::ZF } else { 0 });
 }
 
-/// The descriptor of the operand's selector, if the running code may see it.
+/// The descriptor of the operand's selector. `None` if there is no such descriptor, or if the running code has too
+/// little privilege.
 fn visible(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<Option<Descriptor>> {
     core.require_protected()?;
     let selector = read16(core, bus, op)?;

@@ -37,7 +37,7 @@ operations! {
     DivideReversed: |a, b| div(b, a);
 }
 
-/// A memory operand's format, for an arithmetic source.
+/// The format of a memory operand that is a source of arithmetic.
 pub(super) trait Source: 'static {
     const BYTES: u64;
     fn operand(raw: u64) -> Operand;
@@ -65,7 +65,7 @@ sources! {
     Dword, 4, |raw| Operand::from_integer(i64::from(raw as i32));
 }
 
-/// `ST(r0) <op>= ST(r1)`, then `aux` pops.
+/// Computes `ST(r0) <op>= ST(r1)`, then pops `aux` registers.
 fn registers<O: Operation>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     core.x87_run(op, |core| {
         let fpu = &mut core.state.fpu;
@@ -77,7 +77,7 @@ fn registers<O: Operation>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()>
     })
 }
 
-/// `ST(0) <op>= memory`.
+/// Computes `ST(0) <op>= memory`.
 fn memory<O: Operation, S: Source>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     let load = |core: &mut Core, bus: &mut dyn Bus, address| core.load_sized(bus, address, S::BYTES);
     core.x87_run_load(bus, op, S::BYTES, load, |fpu, raw| {

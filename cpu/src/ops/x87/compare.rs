@@ -15,7 +15,7 @@ use crate::insn::Insn;
 use crate::op::{Handler, Op};
 use crate::state::FpuState;
 
-/// A comparison's relation and outcome. The outcome has a value if the instruction pops.
+/// A comparison's relation and outcome. If the outcome has a value, the popping forms pop.
 type Compared = (Relation, Outcome<()>);
 
 /// Compares ST(0) with ST(i).
@@ -36,7 +36,8 @@ fn relation_of(fpu: &FpuState, compare: impl FnOnce(&mut x87::X87Env) -> Relatio
     (relation, outcome)
 }
 
-/// Enters the relation into the condition codes and pops.
+/// Sets the condition codes for the relation. Then pops `pops` registers, unless an unmasked exception prevents
+/// this.
 fn finish(fpu: &mut FpuState, (relation, outcome): Compared, pops: u8) {
     fpu.set_codes(C0 | C2 | C3, relation.condition_codes());
     if fpu.commit(outcome).is_some() {

@@ -23,7 +23,7 @@ impl FpuState {
         self.update_summary();
     }
 
-    /// FNINIT: unlike [`FpuState::initial`], it keeps the contents of the registers.
+    /// FNINIT. The instruction keeps the contents of the data registers, which [`FpuState::initial`] clears.
     pub(super) fn initialise(&mut self) {
         let (mantissas, sign_exponents) = (self.mantissas, self.sign_exponents);
         *self = FpuState { mantissas, sign_exponents, ..FpuState::initial() };
@@ -82,7 +82,7 @@ fn rotate(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     })
 }
 
-/// FFREE, and FFREEP (`aux` 1), which moves TOP whatever ST(0) holds.
+/// FFREE, and FFREEP if `aux` is 1. FFREEP also adds 1 to TOP, even if ST(0) is empty.
 fn ffree(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     core.x87_run(op, |core| {
         core.state.fpu.set_codes(C1, 0);

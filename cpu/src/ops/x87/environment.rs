@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Virtual-8086 mode uses the real-mode layouts. The 32-bit layouts fill unused words with ones. FCS and FDS are
-//! deprecated: they are stored as zero and ignored when loaded (SDM vol. 1, 8.1.8). So the linear addresses of the
-//! real-mode layouts are mere offsets.
+//! deprecated: they are stored as zero and ignored when loaded (SDM vol. 1, 8.1.8). So the addresses in the
+//! real-mode layouts are offsets only: no segment base is added.
 
 use softfloat::x87::F80;
 
@@ -30,9 +30,9 @@ const REGISTER_BYTES: usize = 10;
 /// One of the four layouts.
 #[derive(Clone, Copy)]
 struct Layout {
-    /// The layout has 28 bytes instead of 14.
+    /// Whether the layout has 28 bytes. Otherwise the layout has 14 bytes.
     wide: bool,
-    /// Protected mode: with selectors, and with FOP in the 32-bit layout only.
+    /// Whether the layout is for protected mode. Such layouts have selectors, and only the 32-bit layout has FOP.
     protected: bool,
 }
 
@@ -49,7 +49,7 @@ impl Layout {
         self.environment_bytes() + 8 * REGISTER_BYTES
     }
 
-    /// The seven fields as 32-bit words, in the order in which memory has them.
+    /// The seven fields of the environment as 32-bit words, in memory order.
     fn fields(self, fpu: &FpuState) -> [u32; 7] {
         let ones = |word: u16| 0xffff_0000 | u32::from(word);
         let [ip, dp] = [fpu.instruction_pointer as u32, fpu.data_pointer as u32];
@@ -118,29 +118,30 @@ impl FpuState {
         }
     }
 
-    /// Sets the tags from a full tag word, in which only "empty" counts.
+    /// Sets the tags from a full tag word. Only the difference between "empty" and the other tags is used.
     fn set_tags(&mut self, tags: u16) {
         self.valid = (0..8)
             .fold(0, |valid, register| valid | u8::from(tags >> (2 * register) & 3 != EMPTY) << register);
     }
 }
 
-/// Checks the address of an image that is written. Processors access the first field and the last byte first, which
-/// decides the address of a page fault. The image must be as aligned as its fields are wide (SDM vol. 3, table 6-7).
+/// Checks the address of an image that is written. Processors access the first field and the last byte before the
+/// rest. If several pages are unmapped, this order decides the address of the page fault. The image must be as
+/// aligned as its fields are wide (SDM vol. 3, table 6-7).
 fn check_ends<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, address: u64, bytes: usize) -> Res<()> {
     core.check_writable(bus, address, if WIDE { 4 } else { 2 })?;
     core.check_writable(bus, address.wrapping_add(bytes as u64 - 1), 1)?;
     core.check_aligned_write(bus, address, bytes as u64, if WIDE { 4 } else { 2 })
 }
 
-/// As [`check_ends`], for images that are read.
+/// Does the same as [`check_ends`] for an image that is read.
 fn probe_ends<const WIDE: bool>(core: &mut Core, address: u64, bytes: usize) -> Res<()> {
     core.probe_read(address, if WIDE { 4 } else { 2 })?;
     core.probe_read(address.wrapping_add(bytes as u64 - 1), 1)?;
     core.check_aligned_read(address, bytes as u64, if WIDE { 4 } else { 2 })
 }
 
-/// FNSTENV, which afterwards masks all exceptions.
+/// FNSTENV. After the store, the instruction masks all exceptions.
 fn fnstenv<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.x87_available()?;
     let layout = Layout::of::<WIDE>(core);
@@ -165,7 +166,7 @@ fn fldenv<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<
     Ok(())
 }
 
-/// FNSAVE, which afterwards initialises the unit.
+/// FNSAVE. After the store, the instruction initialises the x87 unit.
 fn fnsave<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.x87_available()?;
     let layout = Layout::of::<WIDE>(core);

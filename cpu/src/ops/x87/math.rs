@@ -58,7 +58,7 @@ fn remainder(core: &mut Core, op: &Op, function: Partial) -> Res<()> {
     })
 }
 
-/// The effect of an instruction that replaces ST(0) and pushes another value.
+/// The outcome of an instruction that replaces ST(0) and pushes another value.
 fn replacing_and_pushing<T>(
     fpu: &FpuState,
     response: T,
@@ -86,7 +86,8 @@ fn fxtract(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     })
 }
 
-/// Enters C2, and calls `deliver` with the result if the angle was in range.
+/// Sets C2 if the angle was out of range and clears C2 otherwise. If there is a result, calls `deliver` with the
+/// result.
 fn commit_angle<T>(fpu: &mut FpuState, outcome: Outcome<Angle<T>>, deliver: impl FnOnce(&mut FpuState, T)) {
     match fpu.commit(outcome) {
         Some(Angle::OutOfRange) => fpu.set_codes(C2, C2),

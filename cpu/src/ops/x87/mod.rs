@@ -2,11 +2,12 @@
 //!
 //! `unit` holds the shared parts: the checks before an instruction, the register stack, stack faults, exceptions, and
 //! the pointers to the last instruction. `arith`, `compare`, `transfer`, `store` and `math` compute with the
-//! `softfloat` crate. `control` and `environment` work on the unit's own registers. MMX, EMMS, FXSAVE and XSAVE are in
-//! [`crate::ops::simd`].
+//! `softfloat` crate. `control` and `environment` read and write the x87 unit's control, status and tag registers
+//! and its pointers. MMX, EMMS, FXSAVE and XSAVE are in [`crate::ops::simd`].
 //!
-//! Manual: SDM vol. 1, chapter 8; vol. 2 for each instruction. If the manual leaves something open, or processors
-//! do something else, this code follows processors (`tests/x87` compares the two). The choices of this CPU model:
+//! Manual: SDM vol. 1, chapter 8; vol. 2 for each instruction. Where the manual leaves something open, or differs
+//! from real processors, this code does what real processors do (`tests/x87` compares the two). The choices of this
+//! CPU model:
 //!
 //! * FCS and FDS are zero, as CPUID.(7,0):EBX bit 13 announces (SDM vol. 1, 8.1.8).
 //! * Every non-control instruction updates FIP. Only an instruction that raises an unmasked exception updates
@@ -26,7 +27,7 @@ mod unit;
 use crate::insn::Insn;
 use crate::op::Op;
 
-/// Lowers this family's instructions.
+/// Lowers x87 instructions.
 pub(crate) fn lower(insn: &Insn<'_>) -> Option<Op> {
     let op = arith::lower(insn)
         .or_else(|| compare::lower(insn))

@@ -60,7 +60,7 @@ impl Store for Decimal {
     }
 }
 
-/// Returns the indefinite value of the format `S`, which is the conversion of the floating-point indefinite.
+/// Returns the indefinite value of the format `S`: the floating-point indefinite, converted to this format.
 fn indefinite<S: Store>() -> [u8; 10] {
     S::bytes(&mut X87Env::new(ALL_MASKED), F80::INDEFINITE).expect("masked exceptions leave a result")
 }
@@ -84,7 +84,7 @@ fn write<S: Store>(core: &mut Core, bus: &mut dyn Bus, address: u64, bytes: [u8;
     if S::BYTES <= 8 {
         return core.store_sized(bus, address, S::BYTES, low);
     }
-    // Processors use two stores too: the first stays if the second faults.
+    // Real processors make two stores too. If the second store faults, the first store stays in memory.
     core.store_u64(bus, address, low)?;
     core.store_u16(bus, address.wrapping_add(8), u16::from_le_bytes([bytes[8], bytes[9]]))
 }

@@ -11,7 +11,7 @@ use crate::insn::Insn;
 use crate::op::{Handler, Op};
 use crate::state::FpuState;
 
-/// A memory format that can be pushed.
+/// The format of a memory operand that an instruction converts and pushes.
 trait Load: 'static {
     const BYTES: u64;
     fn value(env: &mut X87Env, bytes: [u8; 10]) -> Option<F80>;
@@ -65,7 +65,7 @@ fn low_quadword(bytes: [u8; 10]) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|at| bytes[at]))
 }
 
-/// The outcome of a push: a stack overflow if there is no room.
+/// The outcome of a push of the computed value, or of a stack overflow if the register for the push is not empty.
 fn pushing(fpu: &FpuState, compute: impl FnOnce(&mut X87Env) -> Option<F80>) -> Outcome<F80> {
     if fpu.is_empty(7) { Outcome::compute(fpu, compute) } else { Outcome::overflow(fpu, F80::INDEFINITE) }
 }
@@ -99,7 +99,8 @@ fn load_register(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     })
 }
 
-/// FLD1 and the other constants; `aux` is the last byte's low three bits.
+/// FLD1 and the other instructions that push a constant. `aux` is the low three bits of the instruction's last
+/// byte.
 fn load_constant(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     const CONSTANTS: [Constant; 8] = [
         Constant::One,
@@ -131,7 +132,8 @@ fn store_register(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     })
 }
 
-/// FSTPNCE, an undocumented FSTP that only pops if ST(0) is empty ("no check for empty").
+/// FSTPNCE, an undocumented FSTP without the check for an empty register. If ST(0) is empty, the instruction only
+/// pops.
 fn store_register_unchecked(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     core.x87_run(op, |core| {
         let fpu = &mut core.state.fpu;
@@ -143,7 +145,8 @@ fn store_register_unchecked(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()
     })
 }
 
-/// FXCH. The masked response to an empty register first fills it with the indefinite.
+/// FXCH. If a register is empty and #IS is masked, the register first gets the indefinite value; then the registers
+/// are exchanged.
 fn exchange(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     core.x87_run(op, |core| {
         let fpu = &mut core.state.fpu;
@@ -160,7 +163,8 @@ fn exchange(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     })
 }
 
-/// FCMOVcc. `CC` is the condition's number as in Jcc. An empty register underflows whether the condition holds or not.
+/// FCMOVcc. `CC` is the condition's number, as in Jcc. An empty register causes a stack underflow, whether the
+/// condition is true or not.
 fn conditional_move<const CC: u8>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     core.x87_run(op, |core| {
         let holds = core.flags.condition::<CC>();

@@ -14,28 +14,28 @@ use crate::exception::{Break, Res};
 use crate::op::Op;
 use crate::state::FpuState;
 
-/// Invalid operation.
+/// Bit IE: invalid operation.
 pub(super) const IE: u16 = 1;
-/// Stack fault: separates stack overflow and underflow from other invalid operations.
+/// Bit SF, stack fault: distinguishes stack overflow and underflow from other invalid operations.
 pub(super) const SF: u16 = 1 << 6;
-/// Error summary.
+/// Bit ES: error summary.
 pub(super) const ES: u16 = 1 << 7;
-/// Busy, a copy of ES.
+/// Bit B: busy, a copy of ES.
 pub(super) const BUSY: u16 = 1 << 15;
 /// The six exception flags, and their masks in the control word.
 pub(super) const EXCEPTIONS: u16 = 0x3f;
 const TOP: u16 = 7 << 11;
-/// A control word that masks everything.
+/// A control word that masks all exceptions.
 pub(super) const ALL_MASKED: u16 = 0x37f;
 
-/// The effect of an instruction, before any part becomes visible.
+/// The effects of an instruction, before any of these effects is written to the x87 state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outcome<T> {
     /// The result; `None` if an unmasked exception prevents one.
     pub value: Option<T>,
     /// Exception flags and SF, to be or-ed into the status word.
     flags: u16,
-    /// The new C1.
+    /// The new value of the condition code C1.
     c1: bool,
 }
 
@@ -45,20 +45,20 @@ impl<T> Outcome<T> {
         Outcome { value: Some(value), flags: 0, c1: false }
     }
 
-    /// Runs a computation and takes its result and exceptions.
+    /// Runs a computation. The outcome has the computation's result and exceptions.
     pub fn compute(fpu: &FpuState, computation: impl FnOnce(&mut X87Env) -> Option<T>) -> Outcome<T> {
         let mut env = X87Env::new(fpu.control);
         let value = computation(&mut env);
         Outcome { value, flags: env.raised() as u16, c1: env.c1() }
     }
 
-    /// Stack underflow: an operand's register is empty. `response` is the result if #IS is masked.
+    /// The outcome of a stack underflow: an operand's register is empty. `response` is the result if #IS is masked.
     #[cold]
     pub fn underflow(fpu: &FpuState, response: T) -> Outcome<T> {
         Outcome { value: fpu.masks_invalid().then_some(response), flags: IE | SF, c1: false }
     }
 
-    /// Stack overflow: the register for the push is not empty.
+    /// The outcome of a stack overflow: the register for the push is not empty.
     #[cold]
     pub fn overflow(fpu: &FpuState, response: T) -> Outcome<T> {
         Outcome { c1: true, ..Outcome::underflow(fpu, response) }
@@ -85,13 +85,13 @@ impl FpuState {
         F80 { mantissa: self.mantissas[register], sign_exponent: self.sign_exponents[register] }
     }
 
-    /// Contents of ST(i), if not empty.
+    /// Contents of ST(i); `None` if the register is empty.
     #[inline(always)]
     pub(super) fn operand(&self, st: u8) -> Option<F80> {
         (!self.is_empty(st)).then(|| self.st(st))
     }
 
-    /// Two operands, if neither is empty.
+    /// The contents of two registers; `None` if one of the registers is empty.
     #[inline(always)]
     pub(super) fn operands(&self, a: u8, b: u8) -> Option<(F80, F80)> {
         Some((self.operand(a)?, self.operand(b)?))
@@ -144,7 +144,7 @@ impl FpuState {
         self.status = self.status & !mask | codes;
     }
 
-    /// Enters an outcome's exceptions and C1 into the status word and returns its value.
+    /// Sets an outcome's exceptions and C1 in the status word, and returns the outcome's value.
     #[inline(always)]
     pub(super) fn commit<T>(&mut self, outcome: Outcome<T>) -> Option<T> {
         self.set_codes(C1, outcome.flags | if outcome.c1 { C1 } else { 0 });
@@ -154,7 +154,7 @@ impl FpuState {
         outcome.value
     }
 
-    /// As [`FpuState::commit`], for instructions that change C1 only on a stack underflow.
+    /// Does the same as [`FpuState::commit`] for instructions that change C1 only on a stack underflow.
     #[inline(always)]
     pub(super) fn commit_keeping_c1<T>(&mut self, outcome: Outcome<T>) -> Option<T> {
         let kept = if outcome.flags & SF == 0 { self.status & C1 } else { 0 };
@@ -201,7 +201,7 @@ impl Core {
         self.fault(exception::NM)
     }
 
-    /// Raises #MF, or nothing with CR0.NE clear (see the parent module).
+    /// Raises #MF. If CR0.NE is clear, raises nothing (see the parent module).
     #[cold]
     #[inline(never)]
     pub(super) fn x87_report(&mut self) -> Res<()> {
@@ -211,7 +211,7 @@ impl Core {
         Err(self.fault(exception::MF))
     }
 
-    /// Address of the running instruction including its prefixes, as FIP holds it.
+    /// The value of FIP for the running instruction: the address of its first byte, which may be a prefix.
     #[inline(always)]
     fn x87_instruction_pointer(&self, op: &Op) -> u64 {
         self.next_rip(self.block_rip(), op.start)
@@ -223,7 +223,7 @@ impl Core {
         self.state.fpu.instruction_selector = 0;
     }
 
-    /// Enters FOP, and FDP for a memory operand, if the instruction left an unmasked exception.
+    /// If the instruction left an unmasked exception pending, sets FOP and, for a memory operand, FDP.
     #[inline(always)]
     fn x87_leave<const MEMORY: bool>(&mut self, op: &Op) {
         if !self.state.fpu.exception_pending() {

@@ -101,7 +101,7 @@ pub(super) mod alu {
     pub const CMP: u8 = 7;
 }
 
-/// The place of a branch displacement that will be filled in later.
+/// The place, in the code, of a branch displacement that will be filled in later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fixup(usize);
 
@@ -156,7 +156,8 @@ impl Asm {
         Asm { bytes: Vec::with_capacity(1024), begun: 0, inverts, relocations: Relocations::of_block_at(rip) }
     }
 
-    /// Ends an instruction: inverts the results that it leaves undefined, if wanted.
+    /// Ends an instruction. If `inverts` is set, writes code that inverts the results that the instruction leaves
+    /// undefined.
     fn ended(&mut self) {
         if self.inverts {
             let inverted = inverted_behind(&self.bytes[self.begun..]);
@@ -255,7 +256,7 @@ impl Asm {
         self.ended();
     }
 
-    /// As [`Asm::sized`], up to the immediate.
+    /// As [`Asm::sized`], but without the immediate, which the caller writes.
     fn begin_sized(&mut self, size: Size, opcode: u8, reg: u8, rm: impl Into<Place>, reg_is_register: bool) {
         let prefix = (size == B2).then_some(0x66);
         let opcode = if size == B1 { opcode & !1 } else { opcode | 1 };
@@ -263,7 +264,8 @@ impl Asm {
         self.encode(prefix, size == B8, &[opcode], (reg, byte && reg_is_register), (rm.into(), byte));
     }
 
-    /// As [`Asm::sized`], in the second opcode map, where bytes have separate opcodes.
+    /// As [`Asm::sized`], but in the second opcode map. The lowest bit of these opcodes does not distinguish bytes
+    /// from larger operands.
     pub fn two(&mut self, size: Size, opcode: u8, reg: Reg, rm: impl Into<Place>) {
         self.begin_two(size, opcode, reg, rm);
         self.ended();
@@ -455,7 +457,7 @@ impl Asm {
         self.encode(prefix, to_size == B8, &[0x0f, opcode], (to.0, false), (from.into(), from_size == B1));
     }
 
-    /// Bytes of instructions without operands.
+    /// Writes the given bytes, which encode instructions without operands.
     pub fn raw(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
@@ -486,7 +488,7 @@ impl Asm {
         Fixup(self.bytes.len() - 4)
     }
 
-    /// Makes a jump lead here.
+    /// Makes a jump lead to the end of the code written so far.
     pub fn land(&mut self, from: Fixup) {
         self.lead_to(from, self.here());
     }

@@ -42,7 +42,7 @@ pub(super) const fn field(offset: usize) -> Mem {
 }
 
 pub(super) const FLAGS: Mem = field(offset_of!(Frame, flags));
-/// The byte of [`Frame::flags`] that takes AH after LAHF.
+/// The byte of [`Frame::flags`] to which generated code writes AH after LAHF.
 const FLAGS_HIGH: Mem = field(offset_of!(Frame, flags) + 1);
 pub(super) const SLOTS_POINTER: Mem = field(offset_of!(Frame, slots));
 const JUMPS_POINTER: Mem = field(offset_of!(Frame, jumps));
@@ -222,7 +222,7 @@ pub(super) struct Edge {
     pub ahead: u64,
     /// Offset of the displacement of a jump that can be linked to the code of the next block.
     pub displacement: Option<NonZeroU32>,
-    /// As `displacement`, for the jump in the block's twin.
+    /// As `displacement`, but for the jump in the block's twin, the copy of the block that checks every access.
     pub twin: Option<NonZeroU32>,
     /// For a target in another page: offset of the addend with which the TLB must map that page.
     pub addend: Option<NonZeroU32>,
@@ -235,27 +235,27 @@ pub(super) struct Edge {
 
 /// An exit of the block. The exit's code is written after the block.
 enum Way {
-    /// To the interpreter, which executes the instruction with this number in the block.
+    /// An exit to the interpreter, which executes the instruction with this number in the block.
     Instruction(usize),
-    /// Before the first instruction, because the budget does not allow the whole block.
+    /// An exit before the block's first instruction, because the budget does not allow the whole block.
     Budget,
-    /// To a known address in the same page, by the number of the edge.
+    /// An exit to a known address in the same page. The field is the number of the edge.
     Edge(u8),
-    /// To a known address in another page: the number of the edge, and the address.
+    /// An exit to a known address in another page. The fields are the number of the edge, and the address.
     Far(u8, u64),
-    /// To the second slot of a target in the jump table. RCX is the address of the first slot. If the second slot has
-    /// the target, the code continues at the offset in the first field. Otherwise the code exits to the interpreter,
-    /// which executes the instruction with the number in the second field.
+    /// Code that looks at the second slot of a target in the jump table. RCX is the address of the first slot. If
+    /// the second slot has the target, the code continues at the offset in the first field. Otherwise the code
+    /// exits to the interpreter, which executes the instruction with the number in the second field.
     SecondSlot(usize, usize),
-    /// To the second slot of the target's page. RAX holds the page, and RDX the address of its first slot. The fields
-    /// have the same meaning as in [`Way::SecondSlot`].
+    /// Code that looks at the second TLB slot of the target's page. RAX holds the page, and RDX the address of its
+    /// first slot. The fields have the same meaning as in [`Way::SecondSlot`].
     SecondOfTarget(usize, usize),
-    /// To the second slot of a page. The first slot is at RCX plus the offset `slots`, which selects the array of
-    /// slots. If the second slot holds the page, the code continues at the offset `found`. Otherwise the code exits to
-    /// the interpreter.
+    /// Code that looks at the second TLB slot of a page. The first slot is at RCX plus the offset `slots`, which
+    /// selects the array of slots. If the second slot holds the page, the code continues at the offset `found`.
+    /// Otherwise the code exits to the interpreter.
     SecondPage { slots: i32, found: usize, instruction: usize, write: bool },
-    /// As [`Way::SecondPage`], for a group of accesses. If the second slot does not hold the page either, continues at
-    /// the same instruction of the block's twin, which checks each access.
+    /// As [`Way::SecondPage`], for a group of accesses. If the second slot does not hold the page either, the code
+    /// continues at the same instruction of the block's twin, which checks each access.
     SecondPageOfGroup { slots: i32, found: usize, instruction: usize },
     /// Loads the slot's addend, which differs from the expected addend, and stores it as the expected addend. Then
     /// continues at the offset `back`.
@@ -271,9 +271,9 @@ pub(super) struct BlockWriter<'a> {
     ways: Vec<(Way, Vec<Fixup>, Option<Recipe>)>,
     /// Jumps from the current instruction to its exit.
     leaving: Vec<Fixup>,
-    /// Whether the current instruction can also exit after a failed look into the page's second TLB slot.
+    /// Whether the current instruction can also exit after the page's second TLB slot has missed too.
     leaves_later: bool,
-    /// Flags that are valid in the host's register, and in the frame.
+    /// Flags that are valid in the host's register. The next field has the flags that are valid in the frame.
     in_host: u8,
     in_frame: u8,
     /// Whether the recipe of the current instruction's flags needs a saved operand.
@@ -295,7 +295,7 @@ pub(super) struct BlockWriter<'a> {
     role: Role,
     /// Whether the block's twin is being written, with a check of every access: see [`super::groups`].
     twin: bool,
-    /// Number of loads so far that expect an addend.
+    /// Number of loads so far that use an expected addend.
     expecting: usize,
     /// Offsets of the instructions in the twin, where the block can continue.
     in_twin: Vec<usize>,
@@ -362,7 +362,7 @@ pub(super) fn write(source: &Source<'_>, site: &Site, recipes: &mut Recipes) -> 
     Some(Written { changes, movable, ..written })
 }
 
-/// Removes the entrances that rely on earlier checks, from a block that has no twin to continue in.
+/// In a block without a twin, removes the entrances to code that relies on earlier checks of pages.
 fn forget_checked(entrances: &mut [Entrance], groups: &Groups) {
     for (n, entrance) in entrances.iter_mut().enumerate() {
         entrance.at = entrance.at.filter(|_| groups.can_begin_at(n));
@@ -393,7 +393,7 @@ fn is_movable(source: &Source<'_>, kinds: &[Option<Kind>]) -> bool {
 struct Entrance {
     /// Whether the instruction's code can exit to the interpreter.
     exits: bool,
-    /// As [`Reentry::at`] and [`Reentry::behind`].
+    /// The offset for [`Reentry::at`]. The next field is the offset for [`Reentry::behind`].
     at: Option<NonZeroU32>,
     behind: Option<NonZeroU32>,
 }

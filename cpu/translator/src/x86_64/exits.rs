@@ -9,7 +9,7 @@ pub(super) const EDGE_ON: u8 = 61;
 /// The largest number of blocks that an exit's code can distinguish.
 pub(super) const MAX_BLOCKS: u32 = 1 << 26;
 
-/// The value that a block's exit leaves in EAX.
+/// The value that a block's exit loads into EAX.
 pub(super) fn exit_code(number: u32, code: u8) -> u32 {
     number << 6 | u32::from(code)
 }

@@ -72,7 +72,7 @@ impl Groups {
         }
         groups.retain(|group| group.members.len() > 1);
         let mut found = Groups::none(source);
-        // For each place in the frame, the last instruction that uses it.
+        // For each addend field of the frame, the last instruction that uses this field.
         let mut taken = [None::<usize>; ADDENDS];
         let mut saved = 0;
         for group in &groups {
@@ -186,8 +186,8 @@ impl Default for Values {
 }
 
 impl Values {
-    /// The one access of an instruction. `None` if the instruction has none or two, or if the address is not computed
-    /// from general registers alone.
+    /// The only memory access of an instruction. `None` if the instruction has none or two, or if the address is
+    /// not computed from general registers alone.
     fn access(&self, i: &Instruction, kind: Kind) -> Option<Access> {
         let on_stack = |register: usize, offset: i64, write| {
             let (base, added) = self.registers[register];
@@ -456,7 +456,7 @@ mod tests {
     #[test]
     fn nothing_is_grouped_across_what_may_change_a_mapping_or_whose_place_is_not_known() {
         let load = |disp: u8| [0x48, 0x8b, 0x4b, disp]; // mov rcx, [rbx+disp]
-        // CPUID belongs to the interpreter; STAC and CLAC change which memory may be accessed.
+        // The interpreter executes CPUID; STAC and CLAC change which memory may be accessed.
         for between in [&[0x0f, 0xa2][..], &[0x0f, 0x01, 0xcb], &[0x0f, 0x01, 0xca]] {
             let code = [&load(0)[..], &load(8), &load(16), between, &load(0), &load(8), &load(16)].concat();
             assert_eq!(

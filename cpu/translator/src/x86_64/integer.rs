@@ -25,7 +25,7 @@ fn has_high_byte(i: &Instruction) -> bool {
 }
 
 impl BlockWriter<'_> {
-    /// Writes an instruction.
+    /// Writes the host's code for an instruction of the guest.
     pub fn instruction(&mut self, i: &Instruction, kind: Kind, effect: Effect) -> Result<(), Cannot> {
         match kind {
             Kind::Alu(which) => self.arithmetic(i, which, &effect),
@@ -662,7 +662,7 @@ impl BlockWriter<'_> {
         self.asm.setcc(0, RCX);
         self.asm.sized(size, 0x85, low.0, low, true);
         self.asm.byte(0x9f);
-        // AH keeps SF and PF and takes CF below them, and AL takes OF.
+        // AH keeps SF and PF and also gets CF, and AL gets OF.
         self.asm.alu_imm(B4, alu::AND, RAX, 0x8400);
         self.asm.extend(0xb6, B4, RCX, B1, RCX);
         self.asm.alu(B4, alu::OR, RAX, RCX);

@@ -196,7 +196,7 @@ fn selector(instruction: &Instruction) -> Option<Kind> {
 fn integer(instruction: &Instruction) -> Option<Kind> {
     let near_branch = instruction.op_count() == 1 && instruction.op_kind(0) == OpKind::NearBranch64;
     if near_branch && !is_canonical(instruction.near_branch64()) {
-        // The branch itself faults.
+        // A near branch to a non-canonical address faults at the branch itself.
         return None;
     }
     let memory = |n| is_memory(instruction, n);
@@ -471,7 +471,7 @@ impl Kind {
             Kind::BitTest(_) => kills(C, C),
             Kind::Set(cc) | Kind::Cmov(cc) | Kind::JumpIf(cc) => Effect { reads: looked_at(cc), ..quiet },
             Kind::Jump => Effect { transparent: true, ..Effect::default() },
-            // XMM registers may be blocked.
+            // The instruction exits if XMM registers are blocked.
             Kind::Vector(_) => Effect { exits: true, ..Effect::default() },
         })
     }

@@ -22,7 +22,7 @@ const GIVEN_BACK_AFTER: usize = 1 << 20;
 /// A fork copies old code in parts of this size.
 const GRANULE: usize = 16 << 10;
 
-/// Room for code.
+/// A memory area for generated code, with its two mappings.
 pub(super) struct CodeMemory {
     written: NonNull<c_void>,
     executed: NonNull<c_void>,
@@ -32,8 +32,8 @@ pub(super) struct CodeMemory {
     given_back: usize,
     /// Tells whether this process is a fork of the process that mapped `written`.
     mark: ForkMark,
-    /// In a fork: whether each granule is still the memory of the process that forked. Granules behind the last one
-    /// are not.
+    /// In a fork: whether each granule is still the memory of the process that forked. The granules after the last
+    /// element always belong to this process.
     foreign: Vec<bool>,
 }
 
@@ -114,7 +114,7 @@ impl CodeMemory {
         if !self.foreign.is_empty() {
             self.make_own(offset..end);
         }
-        // SAFETY: the range was just checked to lie inside the mapping, to which no Rust object belongs.
+        // SAFETY: the range was just checked to lie inside the mapping, which contains no Rust object.
         unsafe {
             let to = self.written.as_ptr().cast::<u8>().add(offset);
             std::ptr::copy_nonoverlapping(code.as_ptr(), to, code.len());
@@ -124,7 +124,7 @@ impl CodeMemory {
     /// In a fork: maps memory that belongs to this process alone, in place of all unused memory.
     #[cold]
     fn map_own(&mut self) {
-        // The host may count memory that a program maps. No fork writes much code.
+        // Without `MAP_NORESERVE`, the host may reserve memory for the whole mapping. But no fork writes much code.
         let flags = MapFlags::MAP_SHARED | MapFlags::MAP_NORESERVE;
         let own = map_to_write(self.length, flags).expect("the host refuses a branch memory for its code");
         // SAFETY: the mapping belongs to this value, and nothing points into it.
@@ -142,7 +142,7 @@ impl CodeMemory {
         for granule in granules {
             if std::mem::take(&mut self.foreign[granule]) {
                 let at = granule * GRANULE;
-                // SAFETY: both mappings have this granule, they do not overlap, and no Rust object belongs to them.
+                // SAFETY: both mappings have this granule, they do not overlap, and they contain no Rust object.
                 unsafe {
                     let from = self.executed.as_ptr().cast::<u8>().add(at);
                     let to = self.written.as_ptr().cast::<u8>().add(at);
@@ -153,7 +153,7 @@ impl CodeMemory {
         }
     }
 
-    /// Maps a range of the written memory where its code is executed.
+    /// Maps a range of the writable memory into the executable mapping, at the same offset.
     fn execute_own(&self, bytes: Range<usize>) {
         let Some(length) = NonZeroUsize::new(bytes.len()) else { return };
         let flags = MRemapFlags::MREMAP_MAYMOVE | MRemapFlags::MREMAP_FIXED;

@@ -35,7 +35,7 @@ use crate::{
 const CODE_BYTES: usize = 64 << 20;
 /// The largest number of code bytes of one block.
 const BLOCK_BYTES: usize = 32 << 10;
-/// Registers of the host that belong to the caller.
+/// Registers of the host that the calling convention requires generated code to preserve.
 const CALLEE_SAVED: [Reg; 6] = [RBX, RBP, Reg(12), Reg(13), Reg(14), R15];
 
 /// A translated block.

@@ -32,7 +32,7 @@ struct Relocation {
 
 /// The destination of code that was written for block 0 at offset 0.
 pub(super) struct Place {
-    /// The guest address of the destination minus the address of translation.
+    /// The guest address of the destination minus the guest address for which the block was translated.
     pub by: u64,
     pub number: u32,
     pub offset: usize,
@@ -64,7 +64,7 @@ impl Relocations {
         self.list.len() * size_of::<Relocation>()
     }
 
-    /// Notes the kind of the bytes before an offset.
+    /// Records that the bytes before the offset `end` must be relocated; `kind` says how.
     pub fn note(&mut self, kind: Kind, end: usize) {
         self.list.push(Relocation { kind, end: end as u32 });
     }

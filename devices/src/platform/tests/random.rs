@@ -25,7 +25,7 @@ enum Step {
     PowerButton,
 }
 
-/// Ports with a chip, as first port and number.
+/// Ranges of ports that belong to a chip: first port, and number of ports.
 const PORTS: [(u16, u16); 16] = [
     (PIC_MASTER_PORT, 2),
     (PIC_SLAVE_PORT, 2),
@@ -187,7 +187,7 @@ fn it_makes_no_difference_how_often_time_is_advanced() {
                 let between_ns = often.now_ns + rng.next_u64() % (until_ns - often.now_ns + 1);
                 often.advance_to(between_ns);
             }
-            // Reads by a debugger must not matter either.
+            // Reads by a debugger must not change the state either.
             let _ = (often.platform.state(), often.platform.interrupt_pending());
             often.advance_to(until_ns);
             let step = random_step(&mut rng, until_ns);

@@ -236,7 +236,7 @@ fn random_guests_do_no_harm_and_can_be_saved_anywhere() {
         assert!(copy.pc.ram_bytes() == fuzz.pc.ram_bytes(), "seed {seed}");
         used += fuzz.used_entries();
     }
-    // The fuzz must reach the devices behind the checks.
+    // Enough random chains must pass the checks and reach the devices.
     assert!(used > 500, "only {used} chains were used");
 }
 

@@ -1,4 +1,4 @@
-//! Rings that break the rules. The device requests a reset and works again after it.
+//! Rings that break the rules. The device requests a reset and works again after the reset.
 
 use super::driver::{F_INDIRECT_DESC, INDIRECT, NEXT, WRITE};
 use super::*;
@@ -154,8 +154,8 @@ fn buffers_of_no_length_are_skipped() {
 fn a_device_that_overwrites_its_own_ring_does_not_run_away() {
     let mut pc = pc();
     let (driver, mut rings) = Driver::start(&mut pc, RNG_SLOT, 0, false);
-    // Random bytes overwrite the available ring's index. The device looks at most at as many chains as the ring has
-    // entries.
+    // Random bytes overwrite the available ring's index. The device processes at most as many chains as the ring
+    // has entries.
     let available = rings[0].available;
     rings[0].add(&pc, &[(available, 134, true)]);
     rings[0].kick(&mut pc);

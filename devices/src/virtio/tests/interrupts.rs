@@ -16,7 +16,7 @@ fn rng(features: u64, msix: bool) -> (Pc, Driver, Ring) {
     (pc, driver, rings.remove(0))
 }
 
-/// Pin of the rng's slot.
+/// The interrupt pin of the entropy device's slot, as a bit.
 const RNG_LEVEL: u32 = 1 << (RNG_SLOT % 4);
 
 #[test]
@@ -89,7 +89,7 @@ fn messages_held_back_by_the_function_are_sent_later() {
         assert_eq!(pc.messages(), [0x41]);
         let register = register.unwrap_or(driver.msix + 2);
         if register == 4 {
-            // Without bus mastering there are no requests, but a configuration change remains.
+            // Without bus mastering the device serves no requests, but a configuration change can still occur.
             pc.config_write(CONSOLE_SLOT, 4, &held.to_le_bytes());
             pc.bus.console_mut().unwrap().resize(1, 1);
             assert_eq!(pc.messages(), NONE);

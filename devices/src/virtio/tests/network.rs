@@ -24,7 +24,7 @@ fn frame(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| at as u8).collect()
 }
 
-/// A received frame behind its header.
+/// The expected bytes of a received frame: the header, then the frame.
 fn received(buffers: u8, frame: &[u8]) -> Vec<u8> {
     [&[0; HEADER_BYTES - 2][..], &[buffers, 0], frame].concat()
 }
@@ -76,8 +76,8 @@ fn the_state_tells_what_was_sent() {
     }
 }
 
-/// Recordings have hashes of these bytes, so the bytes must never change. The hash of the sent frames takes
-/// the header and the bytes of each frame, on top of all earlier frames.
+/// Recordings have hashes of these bytes, so the bytes must never change. The hash is chained: each sent
+/// frame adds its header and its bytes to the hash of all earlier frames.
 #[test]
 fn the_hash_of_what_was_sent_is_over_headers_and_bytes_in_their_order() {
     let (mut pc, _, _, mut transmit) = network(true, !0);

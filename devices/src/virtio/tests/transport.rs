@@ -70,7 +70,7 @@ fn bars_are_sized_moved_and_switched_off() {
     assert!(!pc.bus.mmio_read(&mem, new, &mut data), "decoding is off");
 }
 
-/// With `pci=noacpi` nothing announces the window, and Linux puts BARs right behind RAM.
+/// With `pci=noacpi` nothing announces the window, and Linux puts BARs right after RAM.
 #[test]
 fn a_bar_answers_wherever_the_guest_puts_it() {
     const PLACES: [(u32, bool); 8] = [

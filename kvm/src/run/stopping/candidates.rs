@@ -1,17 +1,17 @@
-//! The candidates for places to stop at. Counts how often the guest passes each.
+//! The candidates for places to stop at. Counts how often the guest passes each candidate.
 
 use std::time::Duration;
 
 use crate::kick::AGAIN;
 use crate::vcpu::MAX_BREAKPOINTS;
 
-/// A place that is passed this often, while others are not, is dropped.
+/// After this many passes, a place is dropped if another place is left.
 const OFTEN: u32 = 16;
 /// The longest wait that this code assumes a caller to accept.
 const MOST_PATIENCE: Duration = Duration::from_millis(20);
 
-/// Number of kicks to wait for a choice, if the caller waits for exits from `due` to `force`. Waiting as long again is
-/// worth it for a place that costs little.
+/// Number of kicks to wait for a choice, if the caller waits for exits from `due` to `force`. The choice may take
+/// as long again as that wait, because a place that costs little is worth it.
 pub(in crate::run) fn patience(due: Duration, force: Duration) -> u32 {
     (force.saturating_sub(due).min(MOST_PATIENCE).as_micros() / AGAIN.as_micros()).max(1) as u32
 }
@@ -40,9 +40,9 @@ struct Candidate {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Patience {
     Lasts,
-    /// A place was decided on.
+    /// One of the places was chosen.
     Decided,
-    /// The guest never reached the place.
+    /// The guest reached no place in time.
     IsOver,
 }
 

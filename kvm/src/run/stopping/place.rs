@@ -13,8 +13,8 @@ const INSTRUCTIONS: usize = 48;
 /// The place to stop a guest that stands at `rip`, possibly `rip` itself. `bits` is the width of its code segment,
 /// whose base is zero. `read` reads code and returns the number of bytes read.
 ///
-/// A place after a loop is better than one inside, because a replay stops each time that the guest passes the place.
-/// But loops may be long, so `leave_loops` is for the first attempt.
+/// A place after a loop is better than a place inside the loop, because a replay stops each time that the guest
+/// passes the place. But loops may be long, so callers set `leave_loops` only in the first attempt.
 pub(super) fn choose(rip: u64, bits: u32, leave_loops: bool, read: impl Fn(u64, &mut [u8]) -> usize) -> u64 {
     let mut at = rip;
     let (mut best, mut second_best) = (None, None);
@@ -25,7 +25,7 @@ pub(super) fn choose(rip: u64, bits: u32, leave_loops: bool, read: impl Fn(u64, 
             FlowControl::Next if shadows(&instruction) => break,
             FlowControl::Next => {}
             FlowControl::ConditionalBranch if leave_loops && instruction.near_branch_target() <= rip => {
-                // The branch does not change the flags.
+                // The branch does not change the flags, so the place after it is as good as the place before it.
                 (best, second_best) = (best.and(Some(next)), second_best.and(Some(next)));
                 at = next;
                 continue;
@@ -118,7 +118,8 @@ const ALL: u32 = RflagsBits::OF | RflagsBits::SF | RflagsBits::ZF | RflagsBits::
 
 fn defined_flags(instruction: &Instruction) -> u32 {
     let defined = instruction.rflags_written() | instruction.rflags_cleared() | instruction.rflags_set();
-    // A shift by zero keeps the flags, and the count is unknown here. POPF is too rare to matter.
+    // A shift by zero keeps the flags, and this code does not know the count of a shift. POPF is too rare to
+    // matter.
     match instruction.mnemonic() {
         Mnemonic::Popf | Mnemonic::Popfd | Mnemonic::Popfq => 0,
         _ if instruction.rflags_undefined() & ALL != 0 => 0,
@@ -221,7 +222,7 @@ mod tests {
                 0x8000..0x8038 => stack[(at - 0x8000) as usize / 8].to_le_bytes()[at as usize % 8],
                 0x1100..0x1105 => [0xe8, 0xfb, 0x0e, 0, 0][(at - 0x1100) as usize],
                 0x3000..0x3002 => [0xff, 0xd0][(at - 0x3000) as usize],
-                // A call stands before this address too, but of another function.
+                // There is a call before 0x1200 too, but it calls another function.
                 0x11fb..0x1200 => [0xe8, 0, 0x10, 0x10, 0][(at - 0x11fb) as usize],
                 _ => 0x90,
             }

@@ -109,8 +109,8 @@ const FLAG_PROC_C1: u32 = 1 << 2;
 const FLAG_NO_SLEEP_BUTTON: u32 = 1 << 5;
 const FLAG_TIMER_32_BIT: u32 = 1 << 8;
 const FLAG_RESET: u32 = 1 << 10;
-/// Boot architecture flags (table 5.11): ISA devices present, no VGA. Clear: 8042 present (bit 1), MSI not
-/// supported (bit 3), no CMOS RTC (bit 5).
+/// Boot architecture flags (table 5.11): ISA devices present, no VGA. These flags are clear: 8042 present (bit 1),
+/// MSI not supported (bit 3), no CMOS RTC (bit 5).
 const BOOT_ARCHITECTURE: u16 = 1 << 0 | 1 << 2;
 /// Latencies in microseconds. A larger latency than the limit of ACPI means that the C state does not exist.
 const NO_C2_LATENCY: u16 = 101;
@@ -169,7 +169,8 @@ fn madt(apic_ids: &[u8]) -> Vec<u8> {
         base.add_structure(ProcessorLocalApic::new(processor, id, EnabledStatus::Enabled));
     }
     base.add_structure(IoApic::new(0, layout::IOAPIC_BASE as u32, 0));
-    // The crate `acpi_tables` lacks the remaining structures and the flag, so this function writes them as bytes.
+    // The crate `acpi_tables` lacks the interrupt overrides, the NMI structure and the flag PCAT_COMPAT, so this
+    // function writes them as bytes.
     let base = bytes(&base);
     let mut madt = Sdt::new(*b"APIC", 36, 5, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     madt.append_slice(&base[36..]);

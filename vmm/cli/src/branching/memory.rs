@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 const WHOLE: &str = "/proc/self/smaps_rollup";
 const EACH: &str = "/proc/self/smaps";
 
-/// A branch's own memory at one place.
+/// The memory that only one branch uses, at one point of its run.
 #[derive(Serialize, Deserialize)]
 pub struct Memory {
     instructions: u64,

@@ -22,7 +22,7 @@ use crate::wait::Wait;
 
 /// List, add or remove checkpoints
 ///
-/// ttvm goes to a position from the checkpoint before it. So a position close behind a checkpoint is quick to reach.
+/// ttvm goes to a position from the checkpoint before it. So a position shortly after a checkpoint is quick to reach.
 ///
 /// Examples:
 ///   ttvm checkpoints R.ttvm list
@@ -116,7 +116,7 @@ struct Row {
     events: usize,
     ram_pages: u64,
     disk_blocks: u64,
-    /// Size in bytes of the pages written since the checkpoint before.
+    /// Size in bytes of the pages written since the previous checkpoint.
     written_bytes: u64,
     /// Size in bytes of the checkpoint's file.
     bytes: u64,

@@ -32,7 +32,7 @@ struct Report {
     findings: Vec<Finding>,
     /// Whether KVM works, with hardware virtualisation.
     kvm: bool,
-    /// Whether the processor can count conditional branches, by which positions are found.
+    /// Whether the processor can count conditional branches. With KVM, ttvm finds positions by this count.
     counter: bool,
     /// The engine that `--engine auto` chooses for a new run.
     auto: &'static str,

@@ -50,7 +50,7 @@ struct Info<'a> {
     /// The first line of the kernel's panic, if the run went on after the panic.
     #[serde(skip_serializing_if = "Option::is_none")]
     panic: Option<String>,
-    /// The recording's length, in its unit.
+    /// The recording's length, in instructions or in exits.
     #[serde(flatten)]
     length: Length,
     branches: u64,
@@ -222,7 +222,8 @@ fn text(info: &Info<'_>) -> String {
         ));
     }
     let booted = machine.start.booted();
-    // A machine that begins with a state needs no file of the boot, and the files may not be there.
+    // A machine that starts from a stored state needs no kernel, initial RAM disk or modules. So these files may be
+    // missing.
     let unneeded = if matches!(machine.start, Start::State { .. }) { " (not needed)" } else { "" };
     lines.push(format!("kernel        {}{unneeded}", path(&booted.kernel.path)));
     if let Some(initrd) = &booted.initrd {

@@ -94,8 +94,8 @@ fn record_from<U: Unit, I: Inputs<U>>(
         args.machine.prepare(&mut guest.machine);
         guest.record_in_empty(&args.output)?
     } else {
-        // In the sandbox, the process could not remove the folder. So it makes the recording's files before it enters
-        // the sandbox.
+        // In the sandbox, the process cannot remove the folder if it fails to make the recording's files. So the
+        // process makes these files before it enters the sandbox.
         (guest, live) = planned.begin()?;
         args.machine.prepare(&mut guest.machine);
         let recording = guest.record_in_empty(&args.output)?;

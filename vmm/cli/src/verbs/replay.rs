@@ -67,8 +67,8 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     args.sandbox.lock_in(&sandbox_arg::of_replay(&opened, &args.recording, engine))?;
     let whole = matches!((args.from, args.to), (None, None | Some(PositionSpec::End)));
     match opened {
-        // Positions in this recording are exits. So the whole recording is replayed as it is, but a part only after
-        // recounting.
+        // The positions of this recording are counted in exits. A replay of the whole recording needs no
+        // instruction counts. For a replay of a part, ttvm first counts the instructions.
         Opened::ByExits(recording) if whole => replay(args, &recording, engine, None, marks),
         opened => replay_stretch(args, &in_instructions(opened, false)?, marks),
     }

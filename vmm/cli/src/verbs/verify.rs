@@ -176,7 +176,7 @@ fn json<U: Unit>(recording: &Recording<U>, found: &Verification<U>) -> String {
     serde_json::to_string_pretty(&report).expect("plain data always serializes")
 }
 
-/// The message for a difference that only a replay on several cores found.
+/// The message for a difference that a replay on several cores found, and a replay on one core did not find.
 fn did_not_recur(what: &str) -> String {
     format!(
         "a replay on several cores differed: {what}. A replay on one core did not: test this host's memory, or \

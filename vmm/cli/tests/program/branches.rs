@@ -72,7 +72,8 @@ fn a_branch_has_the_state_of_a_recorded_run_from_the_same_place() {
     assert_eq!(states.len(), 3, "each entropy device has another seed");
 }
 
-/// The hash that `--state-hash` prints of a machine at the end of a recording, which is at this instruction.
+/// The hash that `--state-hash` prints for a machine at the recording's end. The recording must end at position
+/// `instruction`.
 fn hash_at_end(recording: &Path, instruction: u64) -> String {
     let mut timeline = Timeline::open(&open(recording)).unwrap();
     timeline.seek(timeline.end(), &mut || false).unwrap();

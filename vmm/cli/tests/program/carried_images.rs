@@ -17,7 +17,7 @@ fn record(path: &Path, more: &[&str]) -> String {
     told
 }
 
-/// Replaces both files by other files of the same sizes.
+/// Replaces the kernel and the module by other files of the same sizes.
 fn build_anew(path: &Path) {
     for name in ["kernel", "mod"] {
         let mut contents = fs::read(path.join(name)).unwrap();
@@ -48,7 +48,7 @@ fn a_recording_replays_when_its_images_are_built_anew() {
     let (_, out, _) = ttvm(path, &["info", "r.ttvm"]);
     assert!(out.contains("kernel        r.ttvm/images/kernel"), "{out}");
     assert!(out.contains("module        r.ttvm/images/module-0 text"), "{out}");
-    // Recording and unpacking give the same layout.
+    // `record` and `unpack` store the images under the same names.
     for name in ["kernel", "module-0"] {
         let of = |recording: &str| fs::read(path.join(recording).join("images").join(name)).unwrap();
         assert_eq!(of("r.ttvm"), of("u.ttvm"), "{name}");

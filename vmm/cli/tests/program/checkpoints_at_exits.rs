@@ -87,8 +87,8 @@ fn forge(
     draft.finish(&entry.head, &state.to_bytes(Format::default())).unwrap();
 }
 
-/// A change to a checkpoint: a page, a function that changes the state, and the expected message. `None` means that no
-/// difference is expected.
+/// A change to a checkpoint: a page to replace, a function that changes the state, and the expected message. If the
+/// message is `None`, the test expects that no difference is found.
 type Lie<'a> = (Option<(u64, Page)>, &'a dyn Fn(&mut MachineState), Option<&'a str>);
 
 fn type_x(state: &mut MachineState) {
@@ -250,7 +250,7 @@ fn damaged_checkpoints_lead_to_no_other_state() {
         std::fs::write(file, &bytes).unwrap();
         from_exit(opened(&recording), from, |_| {}).unwrap();
     }
-    // Damaged checkpoints after the position are left out, so some rounds do not fail.
+    // The replay ignores damaged checkpoints after the position, so some rounds do not fail.
     assert!((4..40).contains(&refused), "{refused} refused");
 }
 
@@ -294,7 +294,7 @@ fn damaged_recounted_logs_are_made_again() {
         }
         assert!(travelled > 20, "{travelled}");
     }
-    // A recounted log that belongs to another recording is not used.
+    // ttvm ignores a log with instruction counts that was made from another recording.
     std::fs::remove_dir_all(folder(&recording.path, Exits(0))).unwrap();
     let (other, _) = record_with_checkpoints(directory.path(), 13);
     in_instructions(opened(&other), |_| {}).unwrap();

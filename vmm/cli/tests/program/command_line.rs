@@ -53,7 +53,7 @@ impl Scratch {
         std::fs::write(self.path(name), contents).expect("the folder is ours");
     }
 
-    /// `ttvm` in this folder, with nothing typed.
+    /// A command that runs `ttvm` in this folder, with empty standard input.
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ttvm"));
         command.args(arguments).current_dir(self.0.path()).stdin(Stdio::null());

@@ -69,7 +69,8 @@ fn a_recorder_that_is_killed_leaves_a_recording() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        // The recorder is killed when the log has a certain size, which it reaches after power-on and some checks.
+        // The recorder is killed when the log has a certain size. A log of this size has the records of power-on
+        // and of some checks.
         let (log, wanted) = (path.join(EVENTS), 150 + numbers.below(100));
         while std::fs::metadata(&log).map_or(0, |metadata| metadata.len()) < wanted {
             assert!(recorder.try_wait().unwrap().is_none(), "the recorder ended by itself");

@@ -84,9 +84,9 @@ fn every_command_names_what_is_damaged_or_is_not_touched_by_it() {
                     assert!(command[0] == "info" || *out == before.1, "{what}");
                     noticed = true;
                 }
-                // Damaged checkpoints are left out, with a warning.
+                // `info` leaves out damaged checkpoints, and prints a warning.
                 0 if command[0] == "info" && error.contains("damaged ") && is_about(error) => noticed = true,
-                // A log that was cut off is still a log, and every command reports it.
+                // A log that was cut off is still valid, and every command reports that it was cut off.
                 0 => {
                     assert!(names.contains(&EVENTS), "{what}");
                     assert!(
@@ -150,7 +150,7 @@ fn damaged_checkpoints_are_left_out_and_can_be_dropped() {
     assert_eq!(run(&["pack", "r.ttvm", "-o", "packed"]).0, 0);
     let (_, _, told) = run(&["checkpoints", "r.ttvm", "drop-damaged"]);
     assert!(told.contains("ttvm: 0 checkpoints dropped, "), "{told}");
-    // Without the store's header, no checkpoint can be kept.
+    // If the header of the checkpoint store is damaged, ttvm cannot use or keep any checkpoint.
     std::fs::write(path.with_file_name("store"), b"ttvmstor").unwrap();
     let (code, _, told) = run(&["info", "r.ttvm"]);
     assert!(code == 0 && told.contains("used without its checkpoints"), "{code}: {told}");

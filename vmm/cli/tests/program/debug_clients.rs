@@ -62,7 +62,8 @@ impl Client {
         self.reply()
     }
 
-    /// The reply to a movement. On a busy host, the server first sends its progress.
+    /// Sends a command that moves the guest, and returns the reply. On a busy host, the server sends progress
+    /// reports before the reply.
     fn moves(&mut self, body: &str) -> String {
         self.send(body);
         std::iter::repeat_with(|| self.reply()).find(|reply| !reply.starts_with('O')).unwrap()

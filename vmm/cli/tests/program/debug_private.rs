@@ -161,7 +161,8 @@ fn a_gdb_that_is_started_has_a_socket_of_its_own() {
     assert_eq!(left_behind(path), [] as [PathBuf; 0]);
 }
 
-/// A shell script. The script leaves only the devices in /dev that every program needs, and executes its arguments.
+/// A shell script. The script makes a /dev with only the two devices that every program needs, and executes its
+/// arguments.
 const BARE_DEV: &str = r#"
 for name in null urandom; do touch "$0/$name" && mount --bind "/dev/$name" "$0/$name" || exit; done
 mount -t tmpfs none /dev || exit
@@ -225,7 +226,7 @@ fn other_users_are_refused() {
     }
 }
 
-/// Connects again and again as another user, and holds the connections until its input ends.
+/// A Python script that opens a thousand connections as another user, and holds them until its standard input ends.
 const CROWD: &str = r#"
 import resource, socket, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))

@@ -89,7 +89,7 @@ fn files_are_never_overwritten() {
     std::fs::write(directory.path().join("dump"), "mine").unwrap();
     for verb in ["dump", "trace"] {
         let (code, _, told) = ttvm(directory.path(), &[verb, "r.ttvm", "-o", "dump"]);
-        // The tiny guest has nothing to trace, and this is reported first.
+        // `ttvm trace` first reports that this guest has no kernel to trace.
         assert!(code == 1 && told.contains("it exists") || verb == "trace" && code == 2, "{verb}: {told}");
     }
     assert_eq!(std::fs::read(directory.path().join("dump")).unwrap(), b"mine");

@@ -10,7 +10,7 @@ use tiny_guest::write_kernel;
 
 /// mov dx, 0x604; mov ax, 0x3400; out dx, ax: powers off by ACPI.
 const POWER_OFF: [u8; 10] = [0x66, 0xba, 0x04, 0x06, 0x66, 0xb8, 0x00, 0x34, 0x66, 0xef];
-/// ud2. The guest has no handler for the exception, so a triple fault ends the run.
+/// The instruction UD2. The guest has no handler for the exception, so a triple fault ends the run.
 const CRASH: [u8; 2] = [0x0f, 0x0b];
 
 /// mov dx, port; mov al, value; out dx, al
@@ -26,8 +26,8 @@ fn the_last_stretch_has_all_of_its_checkpoints_and_the_newest_one_before_it() {
     let kernel = write_kernel(path, u32::MAX).display().to_string();
     // The guest is never idle, so its instructions take a nanosecond each.
     const LAST: u64 = 40_000_000;
-    // Checkpoints come every 10 ms. While the guest runs, several old checkpoints are removed at once, so the
-    // run's end decides how many are too old.
+    // Checkpoints come every 10 ms. While the guest runs, the recorder removes old checkpoints several at a time. At
+    // the end of the run, it removes all checkpoints that are too old. So the test ends the run at three times.
     for (number, end) in ["120ms", "147ms", "163ms"].iter().enumerate() {
         let name = format!("{number}.ttvm");
         let arguments = ["record", "-o", &name, "--kernel", &kernel, "--memory", "4M", "--unpaced"];

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::common::ttvm;
 
-/// Spins for ever.
+/// A jump to itself, which loops for ever.
 const SPIN: [u8; 2] = [0xeb, 0xfe];
 /// Pulses the reset line through the keyboard controller.
 const RESET: [u8; 4] = [0xb0, 0xfe, 0xe6, 0x64];
@@ -17,7 +17,7 @@ const CRASH: &str = "boot\r\n[    0.1] BUG: kernel NULL pointer dereference, add
     [    0.1] Oops: 0000 [#1] SMP\r\n[    0.1] ---[ end trace 0 ]---\r\n\
     [    0.2][    T1] WARNING: CPU: 0 PID: 1 at x.c:1\r\n[    0.3] Kernel panic - not syncing: Fatal exception\r\n";
 
-/// A Multiboot 1 image that prints a text and continues with other code.
+/// Writes a Multiboot 1 kernel that prints `text` and then executes the code `then`.
 pub fn write_kernel(directory: &Path, text: &str, then: &[u8]) {
     const AT: u32 = 0x10_0000;
     const FLAGS: u32 = 1 << 16;
@@ -60,7 +60,7 @@ fn reports_on_the_console_are_listed_and_are_places() {
     assert_eq!(info["ended"], ended);
     assert_eq!(info["panic"], "Kernel panic - not syncing: Fatal exception");
     assert_eq!(json(directory, &["ls", "--json"])[0]["ended"], ended);
-    // Without the note, the recording gives the same answer.
+    // Without the recorder's note about the panic, ttvm finds the panic by a replay and prints the same.
     std::fs::remove_file(directory.join("r.ttvm/panicked")).unwrap();
     assert_eq!(json(directory, &["info", "r.ttvm", "--json"])["ended"], ended);
     assert_eq!(json(directory, &["ls", "--json"])[0]["ended"], ended);
@@ -124,7 +124,7 @@ fn a_text_on_the_console_ends_a_run_at_once() {
     assert!(code == 2 && told.contains("--stop-when"), "{told}");
 }
 
-/// Halts for ever. A timer ticks, but both interrupt controllers are masked.
+/// Code that halts for ever. A timer ticks, but both interrupt controllers are masked.
 const SLEEP: [u8; 22] = [
     0xb0, 0x34, 0xe6, 0x43, 0xb0, 0x00, 0xe6, 0x40, 0xb0, 0x00, 0xe6, 0x40, // the timer
     0xb0, 0xff, 0xe6, 0x21, 0xe6, 0xa1, // the controllers

@@ -14,7 +14,7 @@ use tiny_guest::{record_with_checkpoints, typed_bytes, write_kernel};
 
 const TTVM: &str = env!("CARGO_BIN_EXE_ttvm");
 
-/// The exit code of a run that the guest ends through its port.
+/// The exit code of a run that the guest ends by a write to its debug-exit port.
 const ENDED: i32 = 1;
 
 fn text(bytes: &[u8]) -> String {
@@ -86,7 +86,7 @@ fn nothing_of_a_recording_steers_the_terminal() {
         }
     }
     assert!(shown.matches("\\u001b").count() > 10, "{shown}");
-    // The kernel's command line cannot imitate another line either.
+    // A line feed in the kernel's command line does not begin another line of the output of `info`.
     assert!(!ttvm(path, &["info", made]).1.contains("\nended         well"));
     // Files and pipes get the console's bytes unchanged.
     let output = Command::new(TTVM).args(["replay", name]).current_dir(path).output().unwrap();

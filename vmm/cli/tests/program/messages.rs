@@ -40,7 +40,7 @@ const WITHOUT_MESSAGES: [&str; 3] = [
     "vmm/guest-symbols/src/reports.rs",
     "gdb/src/description.rs",
 ];
-/// The longest sentence, in words.
+/// The largest number of words in a sentence of a message.
 const LONGEST: usize = 25;
 
 /// The sources of the program, sorted: Rust, and gdb's commands.
@@ -96,7 +96,8 @@ impl<'a> Scanner<'a> {
         taken
     }
 
-    /// Takes the text up to and including `end`. Takes the whole rest if `end` does not occur.
+    /// Returns the text up to and including `end`, and continues after this text. If `end` does not occur, returns the
+    /// rest of the source.
     fn take_through(&mut self, end: &str) -> &'a str {
         let bytes = self.rest.find(end).map_or(self.rest.len(), |at| at + end.len());
         self.take(bytes)
@@ -243,8 +244,8 @@ fn has_two_words(text: &str) -> bool {
     words.windows(2).any(|pair| is_word(pair[0]) && is_word(pair[1]))
 }
 
-/// A literal as a line: a backslash at the end of a line joins the next one. Longer texts, such as help, have several
-/// lines.
+/// A literal as a line of the table. A backslash at the end of a source line joins this line and the next line.
+/// Longer texts, such as help, have several lines.
 fn unfolded(literal: &str) -> String {
     let mut lines = literal.split("\\\n");
     let mut text = lines.next().unwrap_or_default().to_string();
@@ -253,7 +254,7 @@ fn unfolded(literal: &str) -> String {
     if text.matches("\\n").count() < 4 { text } else { text.replace("\\n", "\n    ").trim_end().to_string() }
 }
 
-/// All messages: the file, and its texts.
+/// All messages: the path of each file, with the messages of this file.
 fn messages() -> Vec<(String, Vec<String>)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the tree");
     let mut files = Vec::new();

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::common::ttvm;
 
-/// A PCI function of the host without an IOMMU.
+/// A PCI function of this host that has no IOMMU group, if there is one.
 fn function_without_iommu() -> Option<String> {
     let functions = std::fs::read_dir("/sys/bus/pci/devices").ok()?;
     let mut paths = functions.filter_map(|entry| Some(entry.ok()?.path()));

@@ -15,7 +15,7 @@ const RECORD: &str = "record -o new.ttvm --kernel endless --memory 4M";
 const REPLAY: &str = "replay r.ttvm";
 const DEBUG: &str = "debug r.ttvm --listen unix:socket";
 
-/// A process that ends with its test.
+/// A process that is killed when its test ends.
 struct Running(Child);
 
 impl Drop for Running {

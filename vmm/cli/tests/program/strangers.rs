@@ -74,8 +74,8 @@ fn files_in_recordings_are_plain_files() {
                     verb => &format!("{verb} r.ttvm"),
                 };
                 let (code, said, told) = ttvm(path, &line.split(' ').collect::<Vec<_>>());
-                // Not every verb fails, because damaged checkpoints are left out, and some verbs need no checkpoint or
-                // no image.
+                // Not every verb fails: ttvm ignores damaged checkpoints, and some verbs need no checkpoint or no
+                // image.
                 assert!([0, 1, 4].contains(&code), "{file} is {kind}, {line}: {code} {said} {told}");
                 assert!(!told.contains("panicked"), "{file} is {kind}, {line}: {told}");
                 let is_needed = !file.starts_with("checkpoints") && !["ls", "info"].contains(&verb);

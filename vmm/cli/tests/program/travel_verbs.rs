@@ -39,7 +39,7 @@ fn search_and_state_agree_about_a_write() {
     assert_eq!(place(&last["hits"][0]), place(&hits[hits.len() - 1]));
     let first = json(directory.path(), &["search", "r.ttvm", &condition, "--forward", "--json"]);
     assert_eq!(place(&first["hits"][0]), place(&hits[0]) + 1, "forward stops behind the write");
-    // The memory differs between the places before and after.
+    // The memory before a write differs from the memory after this write.
     let memory = |at: u64| {
         let range = format!("{STIRRED:#x}:0x1000");
         let arguments = ["state", "r.ttvm", "--at", &format!("insn:{at}"), "--physical", &range, "--json"]

@@ -34,10 +34,11 @@ use crate::symbols::Symbols;
 
 /// The symbol of the instruction with which interrupts and exceptions return.
 const IRET: &str = "native_irq_return_iret";
-/// IRET has two bytes. Debuggers look up a function by the byte before its return address.
+/// IRET has two bytes. Debuggers look up a caller's function by the byte before the return address.
 const IRET_BYTES: u64 = 2;
-/// The addresses of user programs. gdb looks up the symbol at the first address, and warns if the symbol is a variable.
-/// An offset of a per-CPU variable may be such an address, but no such offset is odd.
+/// The addresses of user programs. gdb looks up the symbol at the first address, and warns if the symbol is a
+/// variable. The offset of a per-CPU variable may be equal to such an address. The first address is odd, because no
+/// such offset is odd.
 const PROGRAMS: Range<u64> = 0x1001..0x7fff_ffff_f000;
 /// The largest number of rows in one entry. Entries are short, because debuggers read all rows up to the row that they
 /// look for.
@@ -94,7 +95,7 @@ const PROGRAMS_ENTRIES: [&[u8]; 2] = [
     &[20, 0, 0, 0],
 ];
 
-/// The section's name.
+/// The name of the section with unwind information.
 pub(super) const SECTION: &str = ".debug_frame";
 
 /// The section for a kernel with its modules.
@@ -110,7 +111,7 @@ pub(crate) fn add_programs(bytes: &mut Vec<u8>) {
     bytes.extend([PROGRAMS.start, PROGRAMS.end - PROGRAMS.start].map(u64::to_le_bytes).concat());
 }
 
-/// The section that is being written.
+/// The section with unwind information while it is being written.
 struct Frames {
     table: FrameTable,
     /// The common entries (CIEs). There is one for called code, one for interrupt entry code, one for returns from
@@ -177,7 +178,7 @@ impl Frames {
 
     /// Adds the rule from the kernel's tables for a range of code.
     fn add(&mut self, code: Range<u64>, entry: Entry) {
-        // The format has 32 bits for the length, and no kernel's table has such a long range.
+        // The format has 32 bits for the length of a range. No kernel's table has a longer range.
         if code.end - code.start > u64::from(u32::MAX) {
             return;
         }

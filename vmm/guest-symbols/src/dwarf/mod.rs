@@ -35,8 +35,9 @@ impl DebugInfo {
         info
     }
 
-    /// As [`DebugInfo::of_kernel`], for use beside the files of user programs. The programs' files and
-    /// [`DebugInfo::end_at_programs`] describe where the programs' stacks end.
+    /// Returns the same as [`DebugInfo::of_kernel`], but without the entry for user programs. This result is for
+    /// use beside the files of user programs. The programs' files and [`DebugInfo::end_at_programs`] describe where
+    /// the programs' stacks end.
     pub fn beside_programs(guest: &dyn GuestView, symbols: &Symbols) -> DebugInfo {
         let mut info = DebugInfo::default();
         let types = types(guest, symbols, |kernel, _| {
@@ -89,7 +90,7 @@ impl DebugInfo {
     }
 }
 
-/// Makes a unit from the kernel's types by `begin`, and adds the types of the modules.
+/// Calls `begin` to make a unit from the kernel's types, and adds the types of the modules.
 fn types(
     guest: &dyn GuestView,
     symbols: &Symbols,

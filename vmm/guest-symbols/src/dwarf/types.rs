@@ -24,7 +24,8 @@ use crate::btf::{Btf, Member, Shape, Type};
 
 /// The largest number of entries, including members and parameters. A kernel has fewer entries.
 const MAX_ENTRIES: usize = 1 << 20;
-/// The largest number of bytes of names. A name counts each time that it is used. A kernel has fewer bytes of names.
+/// The largest number of bytes of names. A name that is used several times is counted each time. A kernel has fewer
+/// bytes of names.
 const MAX_NAMES_BYTES: usize = 32 << 20;
 /// The largest number of types in a chain.
 const MAX_CHAIN: usize = 64;
@@ -48,7 +49,7 @@ pub(super) fn of(btf: &Btf<'_>) -> Option<TypeUnit> {
     within(btf, MAX_ENTRIES, MAX_NAMES_BYTES)
 }
 
-/// As [`of`], with other limits.
+/// Does the same as [`of`], with other limits on the number of entries and on the bytes of names.
 pub(crate) fn within(btf: &Btf<'_>, entries: usize, name_bytes: usize) -> Option<TypeUnit> {
     let mut unit = TypeUnit::new("vmlinux", entries, name_bytes)?;
     unit.add_all(btf, btf.numbers(), |found| found)?;
@@ -152,7 +153,7 @@ impl TypeUnit {
         Some(())
     }
 
-    /// The sections for a file.
+    /// Writes the unit, and returns the sections for an ELF file.
     pub fn sections(mut self) -> Vec<(&'static str, Vec<u8>)> {
         let mut sections = Sections::new(EndianVec::new(LittleEndian));
         self.dwarf

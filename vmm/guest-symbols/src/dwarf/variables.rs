@@ -174,8 +174,8 @@ fn made(unit: &mut TypeUnit, btf: &Btf<'_>, types: &Types, text: &str, size: u64
     }
 }
 
-/// The kernel's variable with a name. `None` if several symbols have the name. A symbol counts as variable by its
-/// section and not by its class, because Linux 7 gives much data the class of code.
+/// The kernel's variable with a name. `None` if several symbols have the name. The function tells variables by the
+/// symbol's section and not by its class, because Linux 7 gives much data the class of code.
 fn variable<'a>(symbols: &'a Symbols, name: &str) -> Option<&'a Symbol> {
     let is_data = |section: usize| symbols.sections()[section].access != Access::Code;
     let is_variable = |symbol: &&Symbol| symbol.module.is_none() && symbol.section.is_none_or(is_data);

@@ -44,7 +44,7 @@ fn boots_differ_by_place_release_and_loader() {
     assert!(Boot::of_kernel(&moved, &symbols(0x20_0000)).is_some_and(|boot| boot.is_by_kexec()));
 }
 
-/// A crash kernel has the same virtual addresses as the kernel before, but other physical addresses.
+/// A crash kernel has the same virtual addresses as the crashed kernel, but other physical addresses.
 #[test]
 fn boots_differ_by_their_physical_place() {
     struct Elsewhere(Pages);

@@ -45,7 +45,7 @@ fn every_kind_is_read_as_it_was_written() {
     record("unsigned int", INT << 24, 4, &[32], integer(4, 32, false, false));
     record("signed char", INT << 24, 1, &[1 << 24 | 8], integer(1, 8, true, false));
     record("_Bool", INT << 24, 1, &[4 << 24 | 8], integer(1, 8, false, true));
-    // A character type of 16 bits counts as a plain integer.
+    // A character type of 16 bits is read as a plain integer.
     record("wide", INT << 24, 2, &[2 << 24 | 16], integer(2, 16, false, false));
     record("double", FLOAT << 24, 8, &[], Shape::Float(8));
     record("", POINTER << 24, 7, &[], Shape::Pointer(7));

@@ -220,7 +220,7 @@ fn known_variables_have_types() {
         found(0x40, 'A', "each_cpu"),
         found(BASE, 'T', "_text"),
         found(BASE + 0x1000, 'D', "_sdata"),
-        // The format of Linux 7.
+        // Linux 7 gives this variable the class of code.
         found(BASE + 0x1000, 'T', "init_task"),
         found(BASE + 0x1100, 'd', "jiffies"),
         found(BASE + 0x1200, 'D', "saved_command_line"),
@@ -269,7 +269,7 @@ fn variables_with_room_for_many_elements_are_arrays() {
         found(BASE + 0x1030, 'D', "high_memory"),
         found(BASE + 0x1038, 'D', "system_state"),
         found(BASE + 0x1040, 'D', "avenrun"),
-        // A name that is not unique, a function, and a type that the kernel lacks.
+        // Two variables with the same name, and a variable whose type the kernel lacks.
         found(BASE + 0x3_0000, 'D', "jiffies"),
         found(BASE + 0x3_0008, 'd', "jiffies"),
         found(BASE + 0x3_0010, 'D', "init_mm"),
@@ -292,11 +292,12 @@ fn variables_with_room_for_many_elements_are_arrays() {
     assert_eq!(variables, expected);
     let counts: Vec<_> =
         all.iter().filter(|line| line.contains("subrange")).map(|line| line.trim()).collect();
-    // At most 64 KiB, as eight-byte elements; all 16 bytes of text; three pointers of eight bytes.
+    // The first array is cut to 64 KiB, with elements of eight bytes. The others have 16 bytes of text, and three
+    // pointers.
     assert_eq!(counts, ["subrange_type count=8192", "subrange_type count=16", "subrange_type count=3"]);
 }
 
-/// The row for an address.
+/// The row of the unwind information for an address.
 fn row(section: &[u8], address: u64) -> Option<(UnwindTableRow<usize>, bool)> {
     let mut frames = DebugFrame::new(section, LittleEndian);
     frames.set_address_size(8);
@@ -322,7 +323,8 @@ fn frames_are_those_of_the_tables() {
             (LEAF + 0xfff, cfa(X86_64::RSP, 8), None),
             (FRAMED + 5, cfa(X86_64::RBP, 16), Some(-16)),
             (MODULE_CODE + 0xff, cfa(X86_64::RSP, 24), None),
-            // All registers are saved below the processor's part.
+            // The handler's frame is a `struct pt_regs`, in which RBP is 96 bytes below the part that the processor
+            // saves.
             (HANDLER, cfa(X86_64::RSP, 128), Some(-96)),
         ] {
             let (row, is_signal) = row(section, address).expect("there is a row");
@@ -353,7 +355,8 @@ fn frames_are_those_of_the_tables() {
 fn a_frame_pointer_among_saved_registers_counts_from_their_beginning() {
     for is_old in [true, false] {
         let (mut memory, _, symbols) = kernel_and_symbols(is_old);
-        // The register 1 is the stack pointer of the caller, from which offsets count in other frames.
+        // Register 1 is the caller's stack pointer. In other frames, offsets are relative to it. In a frame of
+        // saved registers, they are relative to the start of the frame.
         memory.write(ENTRIES, &orc::entry(is_old, (5, 8), (1, 40), orc::Kind::Registers));
         let unwinder = Unwinder::of_kernel(&memory, &symbols).unwrap();
         let section = &frames::of_kernel(&unwinder, &symbols)[0].1;
@@ -366,7 +369,7 @@ fn a_frame_pointer_among_saved_registers_counts_from_their_beginning() {
 fn a_frame_pointer_may_be_saved_relative_to_itself() {
     for is_old in [true, false] {
         let (mut memory, _, symbols) = kernel_and_symbols(is_old);
-        // RBP is the register 4 in both places.
+        // RBP is register 4, and is saved at an address relative to RBP.
         memory.write(ENTRIES, &orc::entry(is_old, (5, 8), (4, -24), orc::Kind::Call));
         let unwinder = Unwinder::of_kernel(&memory, &symbols).unwrap();
         let section = &frames::of_kernel(&unwinder, &symbols)[0].1;
@@ -388,7 +391,7 @@ fn tables_that_say_anything_do_no_harm() {
             memory.write(ENTRIES, &bytes);
             let unwinder = Unwinder::of_kernel(&memory, &symbols).unwrap();
             let section = &frames::of_kernel(&unwinder, &symbols)[0].1;
-            // A reader understands the section for any bytes of the tables.
+            // `gimli` can read the section, whatever bytes the tables have.
             for address in [LEAF, FRAMED, HANDLER, FIRST] {
                 assert!(row(section, address).is_some(), "{bytes:x?}");
             }

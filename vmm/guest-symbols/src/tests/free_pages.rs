@@ -21,7 +21,7 @@ const AREAS: u64 = 0x28;
 const AREA_BYTES: u64 = 0x28;
 const HEAD_BYTES: u64 = 0x10;
 
-/// Two zones, three sizes, two kinds.
+/// The types of a kernel with two zones, three sizes of blocks, and two kinds of blocks.
 fn types() -> Vec<u8> {
     types_with_pages_of(PAGE_BYTES)
 }

@@ -14,7 +14,7 @@ const FILE: u64 = DIRECT_MAP + 0x14_0000;
 const ENTRIES: u64 = DIRECT_MAP + 0x15_0000;
 const MOUNTS: u64 = DIRECT_MAP + 0x16_0000;
 const NAMES: u64 = DIRECT_MAP + 0x17_0000;
-/// Slots of both kinds of nodes: fewer than Linux has.
+/// The number of slots in a node of either kind. The nodes of Linux have more slots.
 const SLOTS: u64 = 4;
 
 fn types(with_tree: bool) -> Types {
@@ -192,7 +192,7 @@ fn a_full_node_has_an_area_in_its_last_slot() {
     write_node(&mut memory, ROOT, &[(u64::MAX, entry(LEAVES[0], 1))]);
     let [first, second, third] = [0x40_0000, 0x40_1000, 0x7fff_0000_0000];
     assert_eq!(starts(&memory, &symbols), [first, second, third, first]);
-    // The node's range ends earlier than the node.
+    // The parent limits the node's range to addresses up to 2, so the node's last slots are ignored.
     write_node(&mut memory, ROOT, &[(2, entry(LEAVES[0], 1)), (u64::MAX, 0)]);
     assert_eq!(starts(&memory, &symbols), [first, second]);
 }
@@ -227,6 +227,6 @@ fn the_last_child_of_a_full_node_ends_where_the_node_ends() {
     memory.write_u64(ROOT + 8 + 8 * (SLOTS - 1), 1);
     write_node(&mut memory, LEAVES[0], &[(1, 0), (2, area(0)), (3, area(3))]);
     write_node(&mut memory, LEAVES[1], &[(4, area(1)), (5, area(3))]);
-    // The first leaf's range ends at 2, so the third slot does not count.
+    // The first leaf's range ends at 2, so the third slot is ignored.
     assert_eq!(starts(&memory, &symbols), [0x40_0000, 0x40_1000, 0x7fff_0000_0000]);
 }

@@ -11,7 +11,7 @@ const RING: u64 = BASE + 0x3_0000;
 const DESCRIPTORS: u64 = BASE + 0x4_0000;
 const INFOS: u64 = BASE + 0x5_0000;
 const TEXTS: u64 = BASE + 0x6_0000;
-/// Four descriptors, 128 bytes of texts.
+/// The ring has four descriptors and 128 bytes of texts. These constants are the base-2 logarithms.
 const COUNT_BITS: u32 = 2;
 const SIZE_BITS: u32 = 7;
 
@@ -77,7 +77,7 @@ fn whole_messages_are_read_also_where_the_rings_begin_again() {
         (FINALIZED, 64, 80, b"first"),
         (RESERVED, 80, 96, b"half"),
         (COMMITTED, 96, 120, b"two\nlines\x1b"),
-        // The message's block would extend beyond the end.
+        // This block would extend beyond the end of the ring, so it begins at the ring's beginning.
         (FINALIZED, 120, 152, b"at the beginning"),
     ]);
     let found = messages::of_kernel(&memory, &symbols).unwrap();

@@ -74,11 +74,11 @@ impl GuestView for Pages {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Shape {
     Linux6_1,
-    /// Offsets after the token index, another table before the token table.
+    /// The offsets are after the token index, and another table is before the token table.
     Later,
-    /// Like 6.1, without `CONFIG_KALLSYMS_ABSOLUTE_PERCPU`.
+    /// Like Linux 6.1, but without `CONFIG_KALLSYMS_ABSOLUTE_PERCPU`.
     AllRelative,
-    /// Like later kernels, with the per-CPU variables among all others.
+    /// Like `Later`, but the per-CPU variables are among all other symbols.
     Linux6_15,
     /// Each offset is relative to its own address, there is no base, and all tables are aligned to four bytes.
     Linux7_0,
@@ -105,7 +105,8 @@ pub(super) fn found(address: u64, class: char, name: &str) -> RawSymbol {
     RawSymbol { name: name.to_string(), address, size: 0, class: class as u8 }
 }
 
-/// The symbols of a kernel: its text, data, and per-CPU variables if their addresses are numbers.
+/// The symbols of a kernel: its code, its data, and per-CPU variables if their addresses are absolute in this
+/// arrangement.
 fn kernel(shape: Shape) -> Vec<RawSymbol> {
     let mut symbols = Vec::new();
     if shape.has_absolute() {
@@ -269,7 +270,7 @@ fn offsets_from_their_places_stay_in_the_kernel() {
     assert_eq!(kallsyms::tables_in(&bytes, TABLES), None, "addresses that do not ascend");
 }
 
-/// Type information, record by record.
+/// Builds type information, record by record.
 pub(super) struct Types {
     records: Vec<u8>,
     strings: Vec<u8>,
@@ -340,7 +341,7 @@ fn types_6_1() -> Types {
     types
 }
 
-/// As [`types_6_1`], but with the array `mem` of Linux 6.4.
+/// The same types as [`types_6_1`], but with the array `mem` of Linux 6.4.
 fn types_6_4() -> Types {
     let mut types = Types::new();
     types.record("int", 1 << 24, 4, &[0]);
@@ -519,7 +520,7 @@ fn records_with_many_parts() {
     let mut bytes = types.bytes();
     let btf = Btf::parse(&bytes).expect("it is whole");
     assert_eq!((btf.structure("many"), btf.structure("last")), (Some(1), Some(last)));
-    // An unknown kind, with a bit that the first kernels did not use.
+    // An unknown kind of record, with a bit that kernels before Linux 7 do not use.
     bytes[24 + 7] = 0x44;
     assert!(Btf::parse(&bytes).is_none());
 }
@@ -630,7 +631,7 @@ fn what_lies_between_marked_sections_is_cut_where_code_and_data_meet() {
         (BASE + 0x200, 0x100, Access::Data),
         (BASE + 0x300, 0x100, Access::Code),
         (BASE + 0x400, 0x3c00, Access::Data),
-        // The end of the last page.
+        // The last part ends at the end of its last symbol's page.
         (BASE + 0x5000, 0x1000, Access::Data),
     ];
     assert_eq!(other_sections(&all), expected);
@@ -678,7 +679,8 @@ fn marked_sections_that_cannot_be_are_left_out() {
 
 #[test]
 fn names_may_be_as_short_as_two_bytes() {
-    // A hundred names of one token each have two bytes, with the length. No room is left before the markers.
+    // Each of the hundred names has one token, so it takes two bytes with its length. So no padding remains before
+    // the markers.
     let symbols: Vec<_> = (0..100).map(|number| found(BASE + number, 'T', "a")).collect();
     for shape in SHAPES.into_iter().filter(|shape| !shape.has_absolute()) {
         let bytes = tables(&symbols, shape);

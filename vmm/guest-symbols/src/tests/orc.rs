@@ -106,7 +106,7 @@ pub(super) fn kernel_and_symbols(is_old: bool) -> (Pages, Unwinder, Symbols) {
     let keeps = entry(is_old, (SP, 24), (0, 0), Kind::Call);
     let rows = [(MODULE_CODE, keeps), (MODULE_CODE + 0x100, entry(is_old, (0, 0), (0, 0), Kind::Nothing))];
     write_module(&mut memory, MODULE, b"desk\0", &rows);
-    // This module's freed init code was around the place of the other module's code.
+    // The freed init code of this module had addresses at which the other module's code is now.
     let nothing = entry(is_old, (0, 0), (0, 0), Kind::Nothing);
     write_module(
         &mut memory,
@@ -150,7 +150,7 @@ fn returns(address: u64) -> Frame {
     Frame { address, is_return: true }
 }
 
-/// `struct pt_regs` at an address.
+/// Writes a `struct pt_regs` to an address.
 fn write_registers(memory: &mut Pages, at: u64, rip: u64, cs: u64, rsp: u64, rbp: u64) {
     (0..21).for_each(|number| memory.write_u64(at + 8 * number, 0));
     for (offset, value) in [(32, rbp), (128, rip), (136, cs), (152, rsp)] {
@@ -259,7 +259,7 @@ fn a_stack_that_leads_in_circles_ends() {
 fn a_call_that_is_the_last_instruction_of_a_function_belongs_to_it() {
     for is_old in [true, false] {
         let (mut memory, unwinder) = kernel(is_old);
-        // The callers: a function before a function with other rows, and the last function of a module.
+        // The callers are a kernel function whose call is its last instruction, and the last function of a module.
         let frame = STACK + 0x40;
         memory.write_u64(STACK, HANDLER);
         memory.write_u64(frame, 0x1234);
@@ -269,8 +269,8 @@ fn a_call_that_is_the_last_instruction_of_a_function_belongs_to_it() {
         let frames = vec![here(LEAF + 3), returns(HANDLER), returns(MODULE_CODE + 0x100), returns(FIRST + 2)];
         let expected = Backtrace { frames, end: End::Stack };
         assert_eq!(unwinder.walk(&memory, leaf), expected, "{is_old}");
-        // Here the same address is the next instruction of a function and not a return address. So the row of this
-        // function counts, whose stack has saved registers.
+        // Here the same address is the next instruction of a function and not a return address. So the row for this
+        // address applies. By this row, the stack has saved registers.
         write_registers(&mut memory, STACK, FIRST + 2, 0x10, 0, 0);
         let begun = Registers { rip: HANDLER, ..leaf };
         let expected = Backtrace { frames: vec![here(HANDLER), here(FIRST + 2)], end: End::Stack };
@@ -326,7 +326,7 @@ fn a_table_out_of_order_is_refused() {
     assert_eq!(refused, Missing::Symbol("__start_orc_unwind_ip"));
 }
 
-/// The frame of an interrupt has RIP, CS, RFLAGS, RSP and SS only, so RBP stays.
+/// The frame of an interrupt has only RIP, CS, RFLAGS, RSP and SS, so RBP keeps its value.
 #[test]
 fn a_frame_of_an_interrupt_keeps_the_frame_pointer() {
     for is_old in [true, false] {
@@ -349,7 +349,7 @@ fn a_frame_of_an_interrupt_keeps_the_frame_pointer() {
     }
 }
 
-/// The numbers of Linux 6 and of Linux 7, and where the stack pointer then is.
+/// Each case has a register's number in Linux 6 and in Linux 7, an offset, and the caller's stack pointer.
 #[test]
 fn each_register_can_lead_to_the_caller() {
     const NEW_SP: u16 = 3;

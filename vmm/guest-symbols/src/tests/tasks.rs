@@ -109,7 +109,7 @@ impl Kernel {
         Kernel { memory, symbols }
     }
 
-    /// Writes a task. The task is the process's only thread, unless `add_thread` adds one.
+    /// Writes a task. The task is its process's only thread until `add_thread` adds another thread.
     fn write(&mut self, number: u64, parent: u64, name: &[u8], states: (u32, u32), flags: u32) {
         let (at, memory) = (task(number), &mut self.memory);
         memory.write(at, &states.0.to_le_bytes());

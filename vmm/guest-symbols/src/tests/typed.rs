@@ -1,4 +1,4 @@
-//! Tests names of types, fields of variables, and values in words.
+//! Tests names of types, fields of variables, and values as text.
 
 use super::Types;
 use crate::btf::Btf;
@@ -55,7 +55,7 @@ fn types() -> (Vec<u8>, Numbers) {
     (types.bytes(), Numbers { int, char, text, list, task, state, bits, looped })
 }
 
-/// Memory at 0x1000: a task, whose list points to itself, and a text behind the task.
+/// Memory at 0x1000: a task, whose list points to itself, and a text after the task.
 fn memory() -> Vec<u8> {
     let mut memory = vec![0; 0x100];
     memory[..6].copy_from_slice(b"it's\n\0");

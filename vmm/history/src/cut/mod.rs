@@ -9,15 +9,15 @@
 //! The new recording starts in a [`StartingState`] at the cut, and its log has the events after the cut. To be small,
 //! the new recording leaves out contents that the run no longer needs:
 //!
-//! - free pages of memory that the run does not access after the cut. Free means free in the guest's kernel at the cut
-//!   and at the end;
+//! - free pages of memory that the run does not access after the cut. A page is free if the guest's kernel has it
+//!   on its free lists both at the cut and at the end;
 //! - disk blocks that the guest does not read, or writes before it reads them.
 //!
-//! To find the accessed pages, the part after the cut is replayed with an observer on all free pages. Then the part is
-//! replayed again without these pages and blocks, and recorded. Both machines must be equal at the end, in registers,
-//! devices, and all pages and blocks that were not left out.
+//! To find the accessed pages, the part after the cut is replayed with an observer on all free pages. Then the part
+//! is replayed again and recorded, without the left-out pages and blocks. Both machines must be equal at the end,
+//! in registers, devices, and all pages and blocks that were not left out.
 //!
-//! Positions count from the cut. Guest time continues.
+//! The positions in the new recording are counted from the cut. Guest time continues from the longer recording.
 
 mod inputs;
 mod touched;
@@ -45,7 +45,8 @@ use self::inputs::Remaining;
 use crate::timeline::Timeline;
 use crate::workers::Poll;
 
-/// The file name of the disk's image in the new recording's folder, until a pack carries the image inside.
+/// The file name of the disk's image in the new recording's folder. A pack of the recording contains the image as
+/// `images/disk`.
 const DISK: &str = "disk";
 
 /// A summary of the cut recording.
@@ -59,9 +60,9 @@ pub struct CutOut {
     pub disk_blocks: u64,
 }
 
-/// Makes a new recording of the last `last_ns` of guest time of `recording`, which does not change. The new folder must
-/// not exist. If `all_memory` is true, free pages are not left out. `poll` returns true to stop the replays, and
-/// `compressing` to stop the writing of the starting state.
+/// Makes a new recording of the last `last_ns` of guest time of `recording`, which does not change. The new folder
+/// must not exist. If `all_memory` is true, free pages are not left out. The replays stop if `poll` returns true.
+/// The writing of the starting state stops if `compressing` returns true.
 pub fn cut_out_end(
     recording: &Recording<Instructions>,
     last_ns: u64,
@@ -281,7 +282,7 @@ mod tests {
             assert!(told.contains(why), "{why}: {told}");
         }
         assert_eq!(differ(&flip, &[page / PAGE_SIZE]), None, "it was left out");
-        // A disk block that was written with the image's own contents is no difference.
+        // A disk block that was written with the image's own contents does not count as a difference.
         assert_eq!(differ(&|machine| write(machine, 3, 3), &[]), None);
     }
 

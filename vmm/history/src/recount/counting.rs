@@ -62,8 +62,8 @@ pub fn start_of_last(recording: &Recording<Exits>, last_ns: u64) -> Result<Optio
     Ok(heads.filter(begins_there).map(|head| head.at.count).next())
 }
 
-/// As [`in_instructions`], but only for the part after the checkpoint at exit `from`. Exit 0 is the first instruction,
-/// which needs no checkpoint.
+/// Does the same as [`in_instructions`], but only for the part after the checkpoint at exit `from`. Exit 0 is the
+/// first instruction, which needs no checkpoint.
 pub fn from_exit(
     recording: Recording<Exits>,
     from: Exits,
@@ -87,7 +87,7 @@ pub fn from_exit(
     Ok(Recording { path: folder, manifest: recording.manifest, log: Arc::new(log), recounted })
 }
 
-/// A hash of the original log, which covers every byte, and of the exit where the recounted part begins. The machine
+/// A hash of the original log's length and checksum, and of the exit where the recounted part begins. The machine
 /// record of the second log has this hash.
 fn origin_of(recording: &Recording<Exits>, from: Exits) -> [u8; 32] {
     let log = &recording.log;
@@ -154,8 +154,8 @@ fn recount(
     run_to_end(recording, &mut machine, &mut transcriber, |machine, transcriber| {
         progress(machine.moment().count);
         let here = machine.moment_in::<Instructions>().count;
-        // No checkpoint is taken if events at this instruction have already come in, because the state would not be the
-        // first with this count.
+        // If events at this count of instructions have already come in, the machine is no longer in its first state
+        // with this count. Then no checkpoint is taken.
         if here - looked >= slice_steps && transcriber.last.count < here && transcriber.answers.is_empty() {
             checkpointer.look(machine, transcriber)?;
             looked = here;
@@ -240,15 +240,15 @@ struct Transcriber {
     player: Player<Exits>,
     log: LogWriter,
     console: ConsoleDigest,
-    /// The CPU's place at the last look.
+    /// The CPU's count of instructions at the last poll.
     here: Instructions,
     branches: u64,
     /// The number of events so far. The next fields are the number of checks, and the point of the last event or check.
     events: usize,
     checks: usize,
     last: Moment<Instructions>,
-    /// Devices' answers to the last instruction. The answers are written at the next poll, when the number of system
-    /// calls is known.
+    /// The answers of passed-through devices to the last instruction's accesses. The answers are written at the
+    /// next poll, when the number of system calls is known.
     answers: Vec<EventRecord<Instructions>>,
 }
 

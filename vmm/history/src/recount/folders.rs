@@ -147,7 +147,7 @@ mod tests {
     fn leftovers_go_when_the_next_one_begins() {
         let recording = tempfile::tempdir().unwrap();
         let (draft, log) = RecountDraft::begin(recording.path(), Exits(0), Format::default()).unwrap();
-        // The draft is not dropped, as in a killed process.
+        // A killed process does not drop its draft, and neither does this test.
         std::mem::forget(draft);
         drop(log);
         let (alive, _log) = RecountDraft::begin(recording.path(), Exits(0), Format::default()).unwrap();

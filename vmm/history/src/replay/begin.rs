@@ -8,13 +8,13 @@ use recording::Recording;
 use recording::checkpoints::Checkpoints;
 use recording::player::Player;
 
-/// Builds a recording's machine and its player. The machine is where the recording begins, usually at its first
-/// instruction.
+/// Builds a recording's machine and its player. The machine is at the place where the recording begins, usually at
+/// power-on.
 pub fn open<C: Unit>(recording: &Recording<C>) -> Result<(Machine<C>, Player<C>), Error> {
     open_on(recording, EngineKind::SOFT)
 }
 
-/// As [`open`], on an engine of this kind.
+/// Does the same as [`open`], but on an engine of this kind.
 pub fn open_on<C: Unit>(
     recording: &Recording<C>,
     engine: EngineKind,
@@ -43,7 +43,7 @@ pub fn begin_part<C: Unit>(
     player.set_cursor(snapshot.cursor)
 }
 
-/// The error for a part whose first checkpoint is missing.
+/// The error for a recording of a part of a run, if the part's first checkpoint is missing.
 pub fn no_beginning<C>(recording: &Recording<C>) -> Error {
     let why = "the checkpoint at the start of this part is missing; open the recording again to make it anew";
     Error::recording(&recording.path, why)

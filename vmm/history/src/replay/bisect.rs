@@ -46,23 +46,23 @@ struct Saved<C> {
 pub struct Parting {
     /// The place where both replays are still equal. The replays differ after one more step.
     pub at: Position,
-    /// The CPU before that step, the same on both sides.
+    /// The CPU's state at the place `at`, where both replays are still equal.
     pub before: CpuState,
-    /// The bytes at RIP before that step, as far as they can be read.
+    /// The bytes at RIP at the place `at`, as far as they can be read.
     pub code: Vec<u8>,
-    /// The differences after the step.
+    /// Descriptions of the differences after the next step.
     pub differences: Vec<String>,
 }
 
 impl<C: Unit> Side<C> {
-    /// A replay at its first instruction.
+    /// Makes a replay that is at its first instruction.
     pub fn new(recording: &Recording<C>, fault: Option<Fault<C>>) -> Result<Side<C>, Error> {
         let (machine, mut player) = begin::open(recording)?;
         player.set_scrutiny(Scrutiny::Nothing);
         Ok(Side { machine, player, fault })
     }
 
-    /// As [`Side::new`], on this tier of the software CPU.
+    /// Does the same as [`Side::new`], but on this tier of the software CPU.
     pub fn by(tier: Tier, recording: &Recording<C>, fault: Option<Fault<C>>) -> Result<Side<C>, Error> {
         let mut side = Side::new(recording, fault)?;
         side.machine.set_tier(tier);
@@ -138,7 +138,8 @@ pub fn find_parting<C: Unit>(
     }
     let mut next = equal_at;
     let mut high = loop {
-        // The targets need not be multiples of the stride: a stride that is too long is only slower.
+        // The targets need not be multiples of the stride. A longer stride does not change the result, but makes
+        // the bisection slower.
         let target = if next > low.0.at { next } else { low.0.at.saturating_add(stride) }.min(until);
         left.run_to(target)?;
         right.run_to(target)?;
@@ -205,7 +206,7 @@ fn differences<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> Result<Vec<S
     Ok(found)
 }
 
-/// The first bytes of RAM that differ.
+/// Descriptions of the first bytes of RAM that differ.
 fn ram_differences<C: Unit>(left: &Machine<C>, right: &Machine<C>) -> Vec<String> {
     let size = left.ram().size_bytes();
     if size != right.ram().size_bytes() {

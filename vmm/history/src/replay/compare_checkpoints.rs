@@ -133,7 +133,7 @@ impl<C: Unit> CheckpointComparison<C> {
         })
     }
 
-    /// Moves a replay to a checkpoint. The comparison continues with the checkpoints after it.
+    /// Moves a replay to a checkpoint. The comparison continues with the checkpoints after this checkpoint.
     pub(super) fn begin_at(&mut self, at: C, replay: &mut Replay<'_, C>) -> Result<(), Error> {
         let snapshot = self.checkpoints.load(at)?;
         replay.machine.restore(&snapshot.state, &snapshot.maps)?;
@@ -142,8 +142,8 @@ impl<C: Unit> CheckpointComparison<C> {
         Ok(())
     }
 
-    /// As [`CheckpointComparison::compare`]. If replay and checkpoint are equal, the machine's memory then
-    /// refers to the checkpoint's pages, so the replay can go to another checkpoint.
+    /// Does the same as [`CheckpointComparison::compare`]. In addition, if replay and checkpoint are equal, the
+    /// machine's memory then refers to the checkpoint's pages, so the replay can go to another checkpoint.
     pub(super) fn compare_and_adopt(&mut self, at: C, replay: &mut Replay<'_, C>) -> Result<(), Error> {
         self.compare(at, &mut replay.machine, &replay.player)?;
         if self.difference.is_none() { replay.machine.rebase(&self.before) } else { Ok(()) }
@@ -277,7 +277,7 @@ impl<C: Unit> CheckpointComparison<C> {
     }
 
     fn disk_block(&mut self, block: u64, to: &mut Page) -> Result<(), Error> {
-        // A store with disk blocks belongs to a machine with a disk.
+        // Without a disk in the machine, the store has no disk blocks to compare.
         let Some(disk) = &mut self.disk else { return Ok(()) };
         disk.read_whole_block(block, to)
     }
@@ -291,7 +291,7 @@ fn disk_of<C>(recording: &Recording<C>, store: &Arc<Store>) -> Result<Option<Ove
     Ok(Some(disk))
 }
 
-/// RAM as the loader leaves it.
+/// RAM with the contents that the loader wrote.
 fn ram_at_power_on<C: Unit>(recording: &Recording<C>) -> Result<PageMap, Error> {
     let player = Player::new(recording.log.clone())?;
     let machine = &recording.manifest.machine;

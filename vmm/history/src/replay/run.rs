@@ -32,7 +32,7 @@ pub struct Fault<C> {
     pub at: C,
     /// The byte's offset in RAM.
     pub offset: u64,
-    /// The number of the bit in that byte.
+    /// The number of the bit in the byte at `offset`.
     pub bit: u8,
 }
 
@@ -58,7 +58,7 @@ impl<'a, C: Unit> Replay<'a, C> {
         Replay::on(EngineKind::SOFT, recording, scrutiny, output)
     }
 
-    /// As [`Replay::new`], on an engine of this kind.
+    /// Does the same as [`Replay::new`], but on an engine of this kind.
     pub fn on(
         engine: EngineKind,
         recording: &'a Recording<C>,
@@ -87,8 +87,8 @@ impl<'a, C: Unit> Replay<'a, C> {
         self.fault = fault;
     }
 
-    /// Runs to the end of the recording, or to a place in it, and compares the end. `progress` gets the place now and
-    /// then.
+    /// Runs to the end of the recording, or to a place in it. At the end, compares the machine with the end record.
+    /// `progress` gets the place now and then.
     pub fn run(&mut self, until: Option<C>, progress: impl FnMut(C)) -> Result<ReplayEnd, Error> {
         if !self.go(until, progress)? {
             return Ok(ReplayEnd::Stopped);
@@ -97,11 +97,12 @@ impl<'a, C: Unit> Replay<'a, C> {
         self.compare_end(Some(console))
     }
 
-    /// As [`Replay::run`], but does not compare the end. Returns whether the replay has reached the end.
+    /// Does the same as [`Replay::run`], but does not compare the machine with the end record. Returns whether the
+    /// replay has reached the end.
     pub(super) fn go(&mut self, until: Option<C>, mut progress: impl FnMut(C)) -> Result<bool, Error> {
         let last = last_place(self.recording);
-        // The replay may go one step beyond the last place. A run may end in the instruction after the last place, or
-        // while time passes before it.
+        // The replay may go one step beyond the place of the last record. A run may end during the instruction at
+        // this place, or while time passes before this instruction.
         let until = until.unwrap_or(C::MAX).min(last.saturating_add(1));
         while self.machine.outcome().is_none() && self.machine.moment().count < until {
             let now = self.machine.moment().count;
@@ -123,7 +124,7 @@ impl<'a, C: Unit> Replay<'a, C> {
         Ok(self.machine.outcome().is_some() || self.machine.moment().count >= last.saturating_add(1))
     }
 
-    /// Runs one part of the replay. The run also stops at `last`, because the events at this place may end the run.
+    /// Runs one part of the replay. The part also ends at `last`, because the events at this place may end the run.
     fn advance(&mut self, until: C, last: C) -> Result<(), Error> {
         let now = self.machine.moment().count;
         let mut until = if now < last { until.min(last) } else { until };
@@ -138,7 +139,8 @@ impl<'a, C: Unit> Replay<'a, C> {
         self.machine.run(until, &mut self.player).map(drop)
     }
 
-    /// Compares the end without the console's output, because this replay did not begin at the recording's beginning.
+    /// Compares the machine with the end record, except for the console's output, because this replay did not begin
+    /// at the recording's beginning.
     pub(super) fn compare_end_but_console(&mut self) -> Result<ReplayEnd, Error> {
         self.compare_end(None)
     }
@@ -162,8 +164,8 @@ impl<'a, C: Unit> Replay<'a, C> {
     }
 }
 
-/// Replays a whole recording, or up to a place in it, and compares the end. `progress` gets the place now and then;
-/// `output` gets the console's output.
+/// Replays a whole recording, or up to a place in it. At the end, compares the machine with the end record.
+/// `progress` gets the place now and then; `output` gets the console's output.
 pub fn replay<C: Unit>(
     recording: &Recording<C>,
     until: Option<C>,
@@ -175,7 +177,7 @@ pub fn replay<C: Unit>(
     Ok((replay.machine, end))
 }
 
-/// The last place in the log.
+/// The place of the log's last record.
 pub fn last_place<C: Count>(recording: &Recording<C>) -> C {
     recording.log.last_moment().count
 }

@@ -61,7 +61,8 @@ impl StoredDisk {
     }
 }
 
-/// The machine's store. If the machine has no store, attaches the recording's store.
+/// Returns the store of checkpoints that is attached to the machine. If none is attached, attaches the recording's
+/// store first.
 fn store_of<C: Unit>(
     recording: &Recording<C>,
     machine: &mut Machine<C>,
@@ -85,8 +86,8 @@ mod tests {
 
     use super::*;
 
-    /// A recording, and a machine with a disk. The recording's checkpoints have these blocks, each filled with this
-    /// byte.
+    /// A recording, and a machine with a disk. For each checkpoint, `checkpoints` has the position, and its disk
+    /// blocks with the byte that fills the block.
     fn example(
         directory: &std::path::Path,
         checkpoints: &[(u64, &[(u64, u8)])],

@@ -24,7 +24,7 @@ const STRETCHES_EACH: u64 = 4;
 /// The number of checks of registers between two polls.
 const CHECKS_AT_ONCE: u64 = 8;
 
-/// How a recording is divided.
+/// How a recording is divided among cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cores {
     /// Largest number of workers. Each worker has its own machine, with a copy of the guest's RAM.
@@ -34,7 +34,8 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// Uses all cores of this host. Replaying the shortest stretch takes longer than restoring its first checkpoint.
+    /// Uses all cores of this host. `least_steps` is so large that replaying a stretch takes longer than restoring
+    /// its first checkpoint.
     pub fn all() -> Cores {
         Cores { threads: crate::timeline::cores(), least_steps: 100_000_000 }
     }
@@ -101,8 +102,8 @@ impl<'a, C: Unit> Worker<'a, C> {
         Ok(Worker { replay, comparison, console, stands_before })
     }
 
-    /// Replays to a place, or to the recording's end. Returns `None` if the caller interrupted it. Otherwise returns
-    /// whether the replay has reached the end.
+    /// Replays to a place, or to the recording's end. Returns `None` if the caller interrupted the replay.
+    /// Otherwise returns whether the replay has reached the end.
     fn go(
         &mut self,
         until: Option<C>,
@@ -204,8 +205,8 @@ pub(super) struct Equal<C> {
     pub checkpoints: usize,
 }
 
-/// Verifies a recording on several cores. Returns `None` if the recording cannot be divided. A difference is an error,
-/// which does not say where the difference began.
+/// Verifies a recording on several cores. Returns `None` if the recording cannot be divided. If anything differs,
+/// returns an error, which does not say where the difference began.
 pub(super) fn verify<C: Unit>(
     recording: &Recording<C>,
     comparison: &CheckpointComparison<C>,
@@ -214,7 +215,7 @@ pub(super) fn verify<C: Unit>(
     mut progress: impl FnMut(C),
 ) -> Result<Option<Equal<C>>, Error> {
     // In a recording that counts exits instead of instructions, another engine may have made the checkpoints. The
-    // states of two engines are alike, but not identical.
+    // states of two engines are alike, but not identical. So a worker cannot begin at such a checkpoint.
     if cores.threads < 2 || !C::NAMES_ONE_PLACE {
         return Ok(None);
     }
@@ -313,7 +314,8 @@ mod tests {
         };
         let equal = verified(&recording).unwrap().expect("it is long enough");
         assert!(equal.at == end.at && equal.checkpoints > more.len(), "{}", equal.checkpoints);
-        // No single worker has the whole console output, but a change of its hash in the end record is noticed.
+        // No single worker has the whole console output. Nevertheless, `verify` notices that the output's hash in
+        // the end record was changed.
         let mut changed = recording.clone();
         tiny_guest::change_log(&mut changed, |log| {
             let Some(LogRecord::End(end)) = log.last_mut() else { panic!("it has an end") };

@@ -76,7 +76,8 @@ pub enum Origin {
 /// changes a bit of memory during the replay, for tests. `progress` gets the name of the current activity and a
 /// position. While the store of checkpoints is checked, the position grows from zero to the last checkpoint's position.
 ///
-/// Long recordings with checkpoints are replayed on all cores. Each core needs as much memory as the guest's RAM.
+/// Long recordings that count instructions and have checkpoints are replayed on all cores. Each core needs as much
+/// memory as the guest's RAM.
 pub fn verify<C: Unit>(
     recording: &Recording<C>,
     fault: Option<Fault<C>>,
@@ -85,7 +86,7 @@ pub fn verify<C: Unit>(
     verify_on(Cores::all(), recording, fault, progress)
 }
 
-/// As [`verify`], on this many cores.
+/// Does the same as [`verify`], but on this many cores.
 pub fn verify_on<C: Unit>(
     cores: Cores,
     recording: &Recording<C>,
@@ -100,7 +101,8 @@ pub fn verify_on<C: Unit>(
         progress("checking checkpoints", C::new(share as u64));
     })?;
     let mut did_not_recur = None;
-    // If each core replays its own part, an injected fault does not affect the later parts.
+    // If each core replays its own part, an injected fault does not affect the later parts. So a run with a fault
+    // is replayed on one core.
     if let Some(comparison) = comparison.as_ref().filter(|_| fault.is_none()) {
         match stretches::verify(recording, comparison, cores, last, |at| progress("replaying", at)) {
             Ok(Some(Equal { at, checkpoints })) => {

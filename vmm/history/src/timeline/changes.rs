@@ -33,13 +33,14 @@ impl Timeline {
         Ok(true)
     }
 
-    /// Returns to the place where the fork began, and returns that place; `None` if the machine is in no fork.
+    /// Moves the machine back to the place where the fork began. Returns this place, or `None` if the machine is in
+    /// no fork.
     pub fn leave_fork(&mut self) -> Result<Option<Instructions>, Error> {
         let Some(fork) = &self.fork else { return Ok(None) };
         let root = fork.begun_at();
         Armed::disarm(&mut self.walker.machine);
         self.walker.restore(&fork.root)?;
-        // The fork is forgotten only now. If restoring fails, the machine is still in the fork.
+        // Forget the fork only after the state was restored. If restoring fails, the machine is still in the fork.
         self.fork = None;
         Ok(Some(root))
     }

@@ -22,7 +22,7 @@ const COMPARABLE: [u64; 4] = [1, 2, 4, 8];
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition(pub Stops);
 
-/// The names that a guest's kernel gives to places.
+/// Looks up addresses by their names in a guest's kernel.
 pub trait Names {
     /// The address of a symbol, and its size in bytes.
     fn named(&self, name: &str) -> Option<(u64, u64)>;

@@ -21,8 +21,8 @@ use crate::workers::Poll;
 const EXCEPTIONS: [u8; 17] = [0, 1, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 16, 17, 19, 21];
 /// The exceptions that push an error code.
 const WITH_ERROR_CODE: [u8; 7] = [8, 10, 11, 12, 13, 14, 17];
-/// The search looks this number of steps back from the report. If it finds no exception, it looks `FACTOR` times as
-/// far, and so on.
+/// The search begins with this number of steps before the report. If these steps have no exception, the search
+/// covers `FACTOR` times as many steps, and so on.
 const FIRST_STEPS: u64 = 1_000_000;
 const FACTOR: u64 = 16;
 const MOST_STEPS: u64 = 1 << 32;
@@ -30,8 +30,8 @@ const MOST_STEPS: u64 = 1 << 32;
 const MOST_EXCEPTIONS: usize = 1 << 20;
 /// The largest size in bytes of a kernel stack, including the space that a sanitizer adds.
 const MOST_STACK_BYTES: u64 = 1 << 17;
-/// Largest number of reports that are looked at, from the last one backward. A panic may have another cause than an
-/// exception.
+/// Largest number of reports that are examined, from the last report backward. A panic may have another cause than
+/// an exception.
 const MOST_LOOKS: usize = 8;
 /// The frame that the processor pushes for an exception: RIP, CS, RFLAGS, RSP and SS.
 type Frame = [u64; 5];

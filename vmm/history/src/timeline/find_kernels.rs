@@ -63,8 +63,8 @@ impl Timeline {
         Ok(kernels)
     }
 
-    /// As [`Timeline::kernels`], but reads the running kernel's symbols again, so that they include the modules that
-    /// are loaded now. In a fork, only this kernel is known.
+    /// Does the same as [`Timeline::kernels`], but reads the running kernel's symbols again, so that the symbols
+    /// include the modules that are loaded now. In a fork, only this kernel is known.
     pub fn names(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Kernels, Error> {
         if self.forked_at().is_some() {
             return Ok(Kernels(self.kernel_here().into_iter().collect()));
@@ -120,12 +120,13 @@ impl Timeline {
         Ok(None)
     }
 
-    /// The kernel that started this one by kexec, if that kernel ran in this recording.
+    /// The kernel that started the kernel `later` by kexec, if this earlier kernel ran in the recording.
     fn kernel_that_started(&mut self, later: &Kernel, poll: &mut Poll<'_>) -> Result<Option<Kernel>, Error> {
         let Some(boot) = later.boot.clone().filter(Boot::is_by_kexec) else { return Ok(None) };
         let Some(begun) = self.first_place_of(&boot, later.seen_at, poll)? else { return Ok(None) };
         self.seek(begun, poll)?.unless_interrupted()?;
-        // A program has loaded the later kernel, so the earlier kernel has served system calls.
+        // A program made system calls to load the later kernel. So the search for a system call finds the earlier
+        // kernel.
         let is_earlier = Filter::new(move |machine: &Machine<Instructions>| !boot.is_here(machine));
         self.stops = Stops { only: Some(is_earlier), ..Stops::system_call(None) };
         match self.run_backward(poll)?.unless_interrupted()? {

@@ -1,9 +1,9 @@
 //! The kernels of a run, and the decision which kernel runs at a place.
 //!
-//! A guest starts a second kernel by kexec, or a crash kernel after a panic. Each boot has its own addresses, so a name
-//! means one address in each kernel. A breakpoint at such an address counts only while its kernel is mapped. At each
-//! hit, a filter reads memory to decide this ([`guest_symbols::boot`]). So the timeline need not find the place where
-//! one kernel ends and the next begins. `find_kernels.rs` finds the kernels.
+//! A guest starts a second kernel by kexec, or a crash kernel after a panic. Each boot has its own addresses, so a
+//! name stands for a different address in each kernel. A breakpoint at such an address is ignored while its kernel
+//! is not mapped. At each hit, a filter reads memory to decide this ([`guest_symbols::boot`]). So the timeline need
+//! not find the place where one kernel ends and the next begins. `find_kernels.rs` finds the kernels.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
@@ -42,7 +42,7 @@ pub struct Kernels(pub(super) Arc<[Kernel]>);
 pub struct KernelName {
     /// The kernel's number, from 1 on.
     pub number: usize,
-    /// The kernel's release.
+    /// The kernel's release, as `uname -r` shows it.
     pub release: String,
 }
 
@@ -97,8 +97,8 @@ impl Kernels {
         Kernels(kernels.into())
     }
 
-    /// Calls `parse` with the names of each kernel, and joins the results. The stops from a kernel's names count only
-    /// while this kernel is mapped. Fails if `parse` fails for each kernel.
+    /// Calls `parse` with the names of each kernel, and joins the results. The stops from a kernel's names are
+    /// ignored while this kernel is not mapped. Fails if `parse` fails for each kernel.
     pub fn stops<E>(&self, parse: impl Fn(&dyn Names) -> Result<Stops, E>) -> Result<Stops, E> {
         let [earlier @ .., last] = &self.0[..] else { return parse(&NoNames) };
         let read_last = parse(&*last.symbols);
@@ -119,7 +119,8 @@ impl Kernels {
     }
 }
 
-/// The breakpoints and watchpoints of all kernels, each with a filter that is true while one of its kernels is mapped.
+/// The breakpoints and watchpoints of all kernels, each with a filter. The filter is true while one of the kernels
+/// with this breakpoint or watchpoint is mapped.
 fn union<K: Clone>(read: Vec<(K, Stops)>, filter: impl Fn(Vec<K>) -> Filter) -> Stops {
     let mut all = Stops::default();
     let (mut breakpoints, mut watches) = (BTreeMap::<u64, Vec<K>>::new(), BTreeMap::<u64, Vec<K>>::new());

@@ -13,13 +13,14 @@ use machine::notation::{Distance, PositionSpec};
 use machine::position::{Count, Instructions, Moment};
 use recording::checkpoints::CheckpointHead;
 
-/// `SLICE_STEPS` is the length in steps of a slice in the coarsest pass, after which the measure is read. A slice of
-/// the next finer pass is `SLICE_FACTOR` times shorter. `SLICE_STEPS` is a power of `SLICE_FACTOR`.
+/// The replay reads the measure after each slice. `SLICE_STEPS` is the length in steps of a slice in the coarsest
+/// pass. A slice of the next finer pass is `SLICE_FACTOR` times shorter. `SLICE_STEPS` is a power of
+/// `SLICE_FACTOR`.
 const SLICE_STEPS: u64 = 1 << 24;
 const SLICE_FACTOR: u64 = 1 << 2;
 
-/// A number that never falls along a run, such as the count of branches. The number can be read from a machine and from
-/// a checkpoint's head.
+/// A number that never decreases during a run, such as the count of branches. The number can be read from a machine
+/// and from a checkpoint's head.
 struct Measure {
     of_machine: fn(&Machine<Instructions>) -> u64,
     of_head: fn(&CheckpointHead<Instructions>) -> u64,
@@ -34,9 +35,9 @@ static TIME: Measure =
 
 /// The meaning of a notation.
 enum Meaning {
-    /// This place.
+    /// The place at this count of instructions.
     Place(Instructions),
-    /// The first place where a measure has reached a number, and its name in messages.
+    /// The first place where a measure has reached a number. The text is the place's name in messages.
     Reached(&'static Measure, u64, String),
     /// The place after the entry of the last system call. The number of this system call is unknown.
     LastSystemCall,
@@ -320,8 +321,8 @@ impl Timeline {
                 return Ok(None);
             }
             self.walker.leave_snapshot()?;
-            // A slice that ends at or beyond `known` need not be replayed, because the measure is known to have reached
-            // `wanted` there.
+            // A slice that ends at or beyond `known` need not be replayed, because the measure has reached `wanted`
+            // at `known`.
             while slice > 1 && known.is_some_and(|known| known <= low + slice) {
                 slice /= SLICE_FACTOR;
             }

@@ -13,8 +13,8 @@ pub struct Report {
     pub line: String,
     /// The place where the first line is complete in the kernel's log, or on the console.
     pub at: Instructions,
-    /// The guest time at that place.
+    /// The guest time at the place `at`.
     pub time_ns: u64,
-    /// The thread that runs at that place, if it is known.
+    /// The thread that runs at the place `at`, if the thread is known.
     pub thread: Option<Thread>,
 }

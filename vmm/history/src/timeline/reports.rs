@@ -146,7 +146,7 @@ impl Timeline {
         Ok(low)
     }
 
-    /// The last checkpoint before a kernel's log can be read, or the beginning.
+    /// The last checkpoint before the first place where a kernel's log can be read, or the recording's beginning.
     fn first_of(
         &mut self,
         log: &KernelLog,
@@ -269,10 +269,11 @@ impl Timeline {
             for row in rows.into_iter().flatten() {
                 match row.state {
                     State::Unwritten => {}
-                    // The kernel reopens a message to append text, and commits it again. The last commit counts.
+                    // The kernel reopens a message to append text, and commits it again. The place of the last
+                    // commit is the place of the report.
                     State::Committed => _ = places.insert(row.id, row),
-                    // A message is finalized when the next message is written. If the message was committed before, the
-                    // commit counts.
+                    // A message is finalized when the next message is written. If the message was committed before,
+                    // the commit's place is used.
                     State::Finalized => _ = places.entry(row.id).or_insert(row),
                 }
             }
@@ -344,7 +345,7 @@ fn log_of(machine: &Machine<Instructions>) -> Option<(KernelLog, Option<Tasks>)>
     Some((log, Tasks::of_kernel(machine, &symbols).ok()))
 }
 
-/// Reads a write to the state of one of these messages.
+/// If the hit is a write to the state of one of these messages, returns facts about this write.
 fn written(
     machine: &Machine<Instructions>,
     hit: Hit,

@@ -2,13 +2,13 @@
 //! processor.
 //!
 //! A walker's own machine runs on the software CPU, because only the software CPU counts instructions between two
-//! exits. A second machine can run the stretch between two events. The second machine counts exits and plays the log
-//! that was recorded. The recounted log has the counts of instructions at the stretch's end.
+//! exits. A second machine can run the stretch between two events. The second machine counts exits and plays the
+//! original log. The recounted log has the counts of instructions at the stretch's end.
 //!
-//! If the second machine meets a breakpoint, the second machine has only the number of the last event before the
-//! breakpoint. The second machine goes to that event once more, and the software CPU finds the breakpoint from there.
-//! So every state that a person sees comes from the software CPU. If the second machine fails, the walker continues
-//! without it.
+//! If the second machine reaches a breakpoint, only the number of the last event before the breakpoint is known.
+//! The second machine runs to that event once more, and the software CPU finds the breakpoint from there. So every
+//! state that a person sees comes from the software CPU. If the second machine fails, the walker continues without
+//! it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,8 +28,8 @@ use recording::player::Player;
 
 /// Exits between two polls.
 const POLL_EXITS: u64 = 200;
-/// After the second machine meets a breakpoint, only the software CPU runs for `Runner::rest` steps. If the second
-/// machine meets another breakpoint soon, `rest` grows by this factor.
+/// After the second machine reaches a breakpoint, only the software CPU runs for `Runner::rest` steps. If the
+/// second machine reaches another breakpoint soon, `rest` grows by this factor.
 const REST_FACTOR: u64 = 2;
 /// The largest value of `Runner::rest`.
 const MOST_REST: u64 = 1 << 32;
@@ -60,7 +60,7 @@ fn known<C: Count>(log: &Log<C>, number: usize) -> Result<CountedEvent<C>, Error
 pub(super) enum Gone {
     /// The machine reached the stretch's end, and has this state.
     There(Box<Snapshot<Instructions>>),
-    /// The machine came to the address of a breakpoint, after this number of events.
+    /// The machine reached the address of a breakpoint, after this number of events.
     Met(usize),
     Interrupted,
 }
@@ -85,7 +85,7 @@ pub(super) struct Runner {
     branches_before: u64,
     /// The recorded events by instructions, with the number of system calls before each event.
     log: Arc<Log<Instructions>>,
-    /// The part of the run that only the software CPU runs, because the second machine met a breakpoint there.
+    /// The part of the run that only the software CPU runs, because the second machine reached a breakpoint there.
     pub resting: Range<Instructions>,
     /// The number of steps that only the software CPU runs after the next breakpoint.
     rest: u64,
@@ -139,8 +139,8 @@ impl Runner {
         self.options.engine.most_breakpoints
     }
 
-    /// The stretch that this machine can run on the way to a place. The walker is at `here`, and `taken` is the number
-    /// of events that it has taken.
+    /// The stretch that this machine can run on the way to a place. The walker is at `here`, and `taken` is the
+    /// number of events that have come in before this place.
     pub fn stretch(
         &self,
         here: Instructions,
@@ -156,8 +156,8 @@ impl Runner {
         self.worth_it(first, Instructions(limit).min(begin.saturating_add(self.options.most_steps)))
     }
 
-    /// The stretch from event `first` to the last event at or before `limit`. `None` if the stretch is too short to be
-    /// worth it.
+    /// The stretch from event `first` to the last event at or before `limit`. `None` if the stretch is so short
+    /// that the software CPU is as fast.
     pub fn worth_it(&self, first: usize, limit: Instructions) -> Result<Option<Stretch>, Error> {
         let last = self.log.counts_while(|at| at.count <= limit)?.0.checked_sub(1);
         let last = last.map_or(Ok(None), |last| self.place_of(last))?;
@@ -222,9 +222,9 @@ impl Runner {
         Ok(Snapshot { state, maps: self.machine.maps()?, cursor })
     }
 
-    /// Notes that the second machine met a breakpoint on a stretch from `here`. The breakpoint lies between `before`,
-    /// the place of the last event that came in, and the place of event number `event`. Only the software
-    /// CPU runs from `here` to the event, or to `rest` steps after `before` if that place is later.
+    /// Notes that the second machine reached a breakpoint on a stretch from `here`. The breakpoint lies between
+    /// `before`, the place of the last event that came in, and the place of event number `event`. From `here`, only
+    /// the software CPU runs, up to the event or to `rest` steps after `before`, whichever is later.
     pub fn met(&mut self, here: Instructions, before: Instructions, event: usize) -> Result<(), Error> {
         let soon = before.saturating_since(here) < self.rest.saturating_mul(REST_FACTOR);
         self.rest = if soon { (self.rest * REST_FACTOR).min(MOST_REST) } else { self.options.least_steps };

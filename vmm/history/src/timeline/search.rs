@@ -18,8 +18,8 @@ pub(super) const ALONE: usize = 9;
 /// The number of steps that a search backward runs before other cores join in, if there are idle walkers. Most hits are
 /// near the beginning of the search.
 pub(super) const ALONE_STEPS: u64 = 50_000_000;
-/// As [`ALONE_STEPS`], if there are no idle walkers. Making a walker takes as long as searching 200 million steps. If
-/// the hit is within this distance, more cores save at most a tenth of the time.
+/// The same number as [`ALONE_STEPS`], but for a search without idle walkers. Making a walker takes as long as
+/// searching 200 million steps. If the hit is within this distance, more cores save at most a tenth of the time.
 pub(super) const ALONE_STEPS_AT_FIRST: u64 = 1_200_000_000;
 /// The length in steps of the first interval of a search backward.
 const FIRST_INTERVAL_STEPS: u64 = 100_000;
@@ -49,7 +49,7 @@ pub struct Interval {
 /// that caused the hit, or before the instruction with a breakpoint.
 pub type Look<'a, T> = dyn Fn(&Machine<Instructions>, Hit) -> T + Sync + 'a;
 
-/// A look that returns the hit itself.
+/// A [`Look`] that returns the hit itself.
 pub(super) fn the_hit(_: &Machine<Instructions>, hit: Hit) -> Hit {
     hit
 }
@@ -139,7 +139,8 @@ impl Walker {
         }
         let spacing = ((interval.end - interval.start) / PARTS).max(SNAPSHOT_SPACING);
         let armed = Armed::new(question.stops, &mut self.machine);
-        // A breakpoint at the interval's very first instruction counts.
+        // `run` ignores a breakpoint at `origin`. No place has this number, so a breakpoint at the interval's first
+        // instruction is a hit too.
         let mut origin = Instructions::MAX;
         loop {
             match self.run(interval.end, &armed, &mut origin, spacing, poll)? {
@@ -147,7 +148,8 @@ impl Walker {
                 Walked::Interrupted => return Ok(Scanned::Interrupted(self.position())),
                 Walked::Hit(hit) => {
                     let look = |machine: &Machine<Instructions>| (question.look)(machine, hit);
-                    // A breakpoint is hit before a step, so the present processor is the right one.
+                    // A breakpoint is hit before its instruction, so `look` must see the processor that executes
+                    // the next step.
                     let is_step = hit.before != hit.after;
                     let seen = if is_step { self.machine.look_as_stepped(look) } else { look(&self.machine) };
                     if !row(seen) {

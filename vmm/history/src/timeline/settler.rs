@@ -30,7 +30,7 @@ const SNAPSHOTS: u64 = 64;
 /// the thread.
 pub(super) struct Settler(Arc<Door>);
 
-/// The thread's requests.
+/// The requests to the settler's thread.
 #[derive(Default)]
 struct Door {
     /// The timeline's present place, if the thread has not taken this request yet.
@@ -65,7 +65,8 @@ impl Settler {
 
     /// Tells the thread that the timeline has stopped moving at `here`.
     pub fn look_at(&self, here: Instructions, shared: &Shared) {
-        // If an old request is still there, the thread is awake and waits for [`QUIET`], and need not be woken.
+        // If the thread has not taken the previous request yet, the thread is awake and waits for [`QUIET`]. Then
+        // it need not be woken.
         if self.0.look().replace(Look { here, movement: shared.movement() }).is_none() {
             self.0.bell.notify_one();
         }
@@ -75,7 +76,8 @@ impl Settler {
 impl Drop for Settler {
     fn drop(&mut self) {
         {
-            // The thread checks `is_over` while it holds this lock, and then waits.
+            // The thread holds this lock from its check of `is_over` until it waits for the bell. So the thread
+            // cannot miss the bell.
             let _look = self.0.look();
             self.0.is_over.store(true, Ordering::Relaxed);
         }
@@ -117,7 +119,7 @@ impl Door {
         }
     }
 
-    /// Waits until the timeline has stood still for [`QUIET`].
+    /// Waits until the timeline has not moved for [`QUIET`].
     fn wait(&self, shared: &Shared) -> Option<Look> {
         let mut look = self.look();
         while !self.is_over() {

@@ -20,7 +20,7 @@ pub(super) struct Shared {
     pub end: Instructions,
     /// The guest time at which the opened part begins.
     pub begins_ns: u64,
-    /// `None` while the first walker is being made.
+    /// The recording's checkpoints, if it has any. The field is also `None` while the first walker is being made.
     pub checkpoints: Option<Checkpoints<Instructions>>,
     /// The positions of checkpoints that could not be restored because they are damaged. The timeline does not use
     /// these checkpoints.
@@ -58,7 +58,7 @@ pub(super) struct Movement {
 pub struct FastForward {
     /// The engine.
     pub engine: EngineKind,
-    /// Stretches shorter than this run on the software CPU, because switching engines takes as long.
+    /// Stretches with fewer steps run on the software CPU, because switching between engines would take as long.
     pub least_steps: u64,
     /// The longest stretch in one run. The walker takes a snapshot at the stretch's end.
     pub most_steps: u64,

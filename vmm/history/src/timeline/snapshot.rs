@@ -38,7 +38,7 @@ struct Kept {
 }
 
 impl Snapshots {
-    /// No snapshots yet, for a guest with this many pages of RAM.
+    /// An empty set of snapshots, for a guest with this many pages of RAM.
     pub fn of_guest(ram_pages: u64) -> Snapshots {
         Snapshots(Mutex::new(Inner {
             by_place: BTreeMap::new(),

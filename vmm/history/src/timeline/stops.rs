@@ -25,8 +25,8 @@ impl Breakpoint {
     }
 }
 
-/// A condition that must be true for a breakpoint or an access to count. Any thread may evaluate the condition, and the
-/// run goes on if it is false.
+/// A condition on a breakpoint or an access. Any thread may evaluate the condition. If the condition is false, the
+/// run does not stop.
 #[derive(Clone)]
 pub struct Filter(Arc<Question>);
 
@@ -35,7 +35,8 @@ type Question = dyn Fn(&Machine<Instructions>) -> bool + Send + Sync;
 
 impl Filter {
     /// Makes a filter with this condition, which may depend only on the machine. If the filter is for an event of a
-    /// step, the processor that executed the step has the seat ([`Machine::look_as_stepped`]).
+    /// step, the machine shows the processor that executed the step, even after this processor's turn
+    /// ([`Machine::look_as_stepped`]).
     pub fn new(holds: impl Fn(&Machine<Instructions>) -> bool + Send + Sync + 'static) -> Filter {
         Filter(Arc::new(holds))
     }
@@ -65,11 +66,11 @@ impl Eq for Filter {}
 pub struct Watch {
     /// The range, and the kind of access.
     pub point: Watchpoint,
-    /// Count only writes that change watched bytes. The result of a write to a device is unknown, so each such write
-    /// counts.
+    /// Whether only writes that change watched bytes are hits. The result of a write to a device is unknown, so
+    /// each such write is a hit.
     pub changes_only: bool,
-    /// Count only accesses after which this comparison is true of the number in the range. The range then has at most
-    /// eight bytes.
+    /// An access is a hit only if this comparison is true of the number in the range after the access. A range with
+    /// a comparison has at most eight bytes.
     pub comparison: Option<Comparison>,
 }
 
@@ -109,7 +110,7 @@ impl Comparison {
 }
 
 impl Watch {
-    /// Whether a hit of this watch's range counts. The machine is right after the access.
+    /// Whether a hit of this watch's range fulfils the watch's conditions. The machine is right after the access.
     fn waits_for(&self, hit: &WatchHit, machine: &Machine<Instructions>) -> bool {
         let holds = |comparison: Comparison| comparison.holds(self.number_in(machine));
         (hit.changed || !self.changes_only) && self.comparison.is_none_or(holds)
@@ -160,12 +161,13 @@ pub struct Stops {
 }
 
 impl Stops {
-    /// Whether a machine's next instruction has a breakpoint that counts.
+    /// Whether a machine's next instruction has a breakpoint whose filter is true.
     pub fn stops_at(&self, machine: &Machine<Instructions>) -> bool {
         !self.breakpoints.is_empty() && self.breakpoint_at(machine).is_some()
     }
 
-    /// The linear address of a machine's next instruction, if it has a breakpoint that counts.
+    /// The linear address of a machine's next instruction, if the instruction has a breakpoint whose filter is
+    /// true.
     fn breakpoint_at(&self, machine: &Machine<Instructions>) -> Option<u64> {
         let core = machine.cpu().core();
         let linear = core.rip.wrapping_add(core.frame.seg_base[1]);
@@ -195,7 +197,7 @@ pub enum Cause {
     Breakpoint(u64),
     /// An access to a watched range.
     Watch {
-        /// The kind that the watchpoint was set with.
+        /// The kind of accesses that the watchpoint detects.
         kind: WatchKind,
         /// The accessed address.
         address: u64,
@@ -206,14 +208,14 @@ pub enum Cause {
     Vector(u8),
     /// A return from a handler or a system call completed.
     Return,
-    /// The turn of a processor ended, and another processor has the seat.
+    /// The turn of a processor ended, and another processor's turn begins.
     Turn,
     /// The text appeared on the console. The number is the length, in bytes, of the output that completed the text.
     Console(usize),
 }
 
-/// An event at which a run stops. The event happens between `before` and `after`. For a breakpoint these are equal,
-/// because it is hit before its instruction.
+/// An event at which a run stops. The event happens between `before` and `after`. For a breakpoint, `before` and
+/// `after` are equal, because a breakpoint is hit before its instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hit {
     /// The place before the hit, where a run backward stops.
@@ -278,8 +280,8 @@ impl<'a> Armed<'a> {
         (!others && only_linear && addresses.len() <= most).then_some(addresses)
     }
 
-    /// The hit that made the machine stop. `None` if none of the stops, with their filters, matches. While filters are
-    /// evaluated, the processor that executed the step has the seat.
+    /// The hit that made the machine stop. `None` if none of the stops, with their filters, matches. Filters see
+    /// the processor that executed the step.
     pub fn hit(&self, stop: &RunStop, machine: &mut Machine<Instructions>) -> Option<Hit> {
         if matches!(stop, RunStop::Met(Met::Breakpoint)) {
             return self.breakpoint_hit(machine);
@@ -291,7 +293,7 @@ impl<'a> Armed<'a> {
         Some(Hit { before: after - 1, after, cause, processor: machine.cpu().stepped_by() })
     }
 
-    /// The hit of a breakpoint at the machine's next instruction, if there is one that counts.
+    /// The hit of a breakpoint at the machine's next instruction, if there is a breakpoint whose filters are true.
     pub fn breakpoint_hit(&self, machine: &Machine<Instructions>) -> Option<Hit> {
         let here = machine.moment().count;
         let linear = self.stops.breakpoint_at(machine).filter(|_| self.counts(machine))?;
@@ -312,7 +314,7 @@ impl<'a> Armed<'a> {
         }
     }
 
-    /// The cause [`Cause::Turn`], if a turn ended here. The filter is evaluated with the next processor in the seat.
+    /// The cause [`Cause::Turn`], if a turn ended here. The filter sees the processor whose turn begins.
     fn turn(&self, stop: &RunStop, machine: &Machine<Instructions>) -> Option<Cause> {
         let is_trapped = matches!(stop, RunStop::Met(_) | RunStop::Output(_)) && self.stops.traps.turns;
         let is_turn = |hit: &cpu::Hit| matches!(hit, cpu::Hit::Trap(Trap::Turn(_)));
@@ -330,7 +332,7 @@ impl<'a> Armed<'a> {
         has_it.then_some(Cause::Console(output.len()))
     }
 
-    /// The cause of the first hit of the last step that matches the stops.
+    /// The cause of the last step's first hit that is among the stops and whose filter is true.
     fn of_step(&self, machine: &Machine<Instructions>) -> Option<Cause> {
         machine.cpu().hits().iter().find_map(|hit| match hit {
             cpu::Hit::Watch(hit) => self.watched(hit, machine),
@@ -362,8 +364,8 @@ impl<'a> Armed<'a> {
 pub enum TravelStop {
     /// The movement reached its goal.
     Reached,
-    /// The movement met a stop. The machine is after the hit if the movement went forward, and before the hit if it
-    /// went backward.
+    /// The movement reached a stop. After a movement forward, the machine is after the hit; after a movement
+    /// backward, it is before the hit.
     Hit(Cause),
     /// The poll function returned true.
     Interrupted,

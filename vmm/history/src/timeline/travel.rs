@@ -100,8 +100,8 @@ impl Timeline {
         Timeline::open_with(recording, cores())
     }
 
-    /// As [`Timeline::open`]. Long searches use at most `threads` cores. Each core needs as much memory as the guest's
-    /// RAM.
+    /// Does the same as [`Timeline::open`], but long searches use at most `threads` cores. Each core needs as much
+    /// memory as the guest's RAM.
     pub fn open_with(recording: &Recording<Instructions>, threads: usize) -> Result<Timeline, Error> {
         let images = recording.read_images()?;
         let end = last_place(recording);
@@ -165,13 +165,13 @@ impl Timeline {
         &self.walker.machine
     }
 
-    /// The machine, for callers that need mutable access but do not move it.
+    /// The machine, for callers that need mutable access but do not run the machine.
     pub fn machine_mut(&mut self) -> &mut Machine<Instructions> {
         &mut self.walker.machine
     }
 
-    /// Ends the time travel: the machine goes on from here as a live machine ([`Machine::begin_here`]). The machine
-    /// keeps the code that was translated for it. The rest of the timeline is freed.
+    /// Ends the time travel: the machine continues from here as a live machine ([`Machine::begin_here`]). The
+    /// machine keeps its translated code. The rest of the timeline is freed.
     pub fn go_live(self) -> Result<Machine<Instructions>, Error> {
         self.must_be_history()?;
         let Timeline { walker, shared, .. } = self;
@@ -182,7 +182,8 @@ impl Timeline {
         Ok(machine)
     }
 
-    /// Calls `look` while the processor that executed the last step has the seat ([`Machine::look_as_stepped`]).
+    /// Calls `look` with a machine that shows the processor that executed the last step
+    /// ([`Machine::look_as_stepped`]).
     pub fn look_as_stepped<T>(&mut self, look: impl FnOnce(&Machine<Instructions>) -> T) -> T {
         self.walker.machine.look_as_stepped(look)
     }
@@ -202,7 +203,7 @@ impl Timeline {
         self.shared.replayed.load(Ordering::Relaxed)
     }
 
-    /// A meter of this timeline's movements.
+    /// A handle that reads the progress of this timeline's movements.
     pub fn meter(&self) -> Meter {
         Meter(self.shared.clone())
     }
@@ -339,8 +340,8 @@ impl Timeline {
         Ok(if walked == Walked::Interrupted { TravelStop::Interrupted } else { TravelStop::Reached })
     }
 
-    /// As [`Timeline::settle`], but ends once `is_wanted` returns true. The position does not change. The first step
-    /// back does the remaining work.
+    /// Does the same as [`Timeline::settle`], but ends once `is_wanted` returns true. The position does not change.
+    /// The first step back does the remaining work.
     pub fn settle_until(&mut self, is_wanted: &mut Poll<'_>) -> Result<(), Error> {
         let here = self.snapshot()?;
         if self.settle(is_wanted)? == TravelStop::Interrupted {
@@ -352,7 +353,8 @@ impl Timeline {
     /// Takes snapshots for a search back, on a separate thread, while the timeline does not move. The thread needs as
     /// much memory as the guest's RAM.
     pub fn settle_meanwhile(&mut self) {
-        // Another engine does not stop at the places for snapshots.
+        // If another engine runs long stretches, it does not stop where snapshots are due. So there is no settler
+        // then.
         if self.fork.is_none() && self.shared.fast_forward.get().is_none() {
             let here = self.position();
             let new = || Settler::new(self.shared.clone(), self.workers.clone());
@@ -391,7 +393,7 @@ impl Timeline {
         self.finish_on_all_cores(&begun, &intervals, Direction::Forward, poll)
     }
 
-    /// As [`Timeline::run_forward`], for at most this many steps.
+    /// Does the same as [`Timeline::run_forward`], but for at most this many steps.
     pub fn run_forward_at_most(&mut self, steps: u64, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         let stops = self.stops.clone();
         let here = self.position();
@@ -424,7 +426,8 @@ impl Timeline {
         let begun = self.snapshot()?;
         let stop = self.search_backward(&begun, poll);
         if stop.is_err() {
-            // The part after the failure has not been searched, so the timeline returns to where it began.
+            // The search has failed before its end. So the timeline returns to the place where the search began. A
+            // new search from there misses no hit.
             self.return_to(&begun)?;
         }
         stop
@@ -510,7 +513,7 @@ impl Timeline {
         }
     }
 
-    /// Searches intervals, on all cores if there are several.
+    /// Searches intervals. Uses all cores if there are several intervals.
     fn ask<T: Send>(
         &mut self,
         question: &Question<'_, T>,
@@ -584,7 +587,7 @@ impl Timeline {
         self.hits_seen(from, to, limit, &the_hit, poll)
     }
 
-    /// As [`Timeline::hits`], but returns the result of `look` at each hit.
+    /// Does the same as [`Timeline::hits`], but returns the result of `look` at each hit.
     pub fn hits_seen<T: Send>(
         &mut self,
         from: Instructions,
@@ -602,9 +605,9 @@ impl Timeline {
         Ok(Hits { found, interrupted_at })
     }
 
-    /// As [`Timeline::hits_seen`], but passes the results to a function in batches, in the order of the run, while
-    /// workers continue. So there may be more hits than fit into memory. Returns the place where the search was
-    /// interrupted, if it was.
+    /// Does the same as [`Timeline::hits_seen`], but passes the results to a function in batches, in the order of
+    /// the run, while workers continue. So there may be more hits than fit into memory. Returns the place where the
+    /// search was interrupted, if it was.
     pub fn each_hit<T: Send>(
         &mut self,
         part: Range<Instructions>,

@@ -19,7 +19,7 @@ use recording::Recording;
 use recording::checkpoints::{CheckpointHead, Snapshot};
 use recording::player::Player;
 
-/// The largest number of steps between two polls. These take some tens of milliseconds.
+/// The largest number of steps between two polls. This number of steps takes some tens of milliseconds.
 pub(super) const POLL_STEPS: u64 = 4_000_000;
 /// The time to stop the machine and evaluate a condition, in steps that the machine could execute in this time. If the
 /// condition is false, the run continues.
@@ -44,7 +44,7 @@ pub(super) enum Walked {
     There,
     /// The poll function returned true.
     Interrupted,
-    /// The walker met a stop.
+    /// The walker reached a stop.
     Hit(Hit),
 }
 
@@ -78,12 +78,12 @@ impl Walker {
         Walker::with(machine, player, shared)
     }
 
-    /// As [`Walker::new`], for the settler's walks, for which the user does not wait.
+    /// Does the same as [`Walker::new`], but for the settler's walks, for which the user does not wait.
     pub fn in_background(shared: Arc<Shared>) -> Result<Walker, Error> {
         Ok(Walker { in_background: true, ..Walker::new(shared)? })
     }
 
-    /// As [`Walker::new`], with a machine at power-on.
+    /// Makes a walker from a machine at power-on and its player.
     pub fn with(
         mut machine: Machine<Instructions>,
         mut player: Player<Instructions>,
@@ -106,7 +106,7 @@ impl Walker {
         Ok(walker)
     }
 
-    /// Builds the machine of the other engine, if the timeline has one.
+    /// Builds the second machine ([`Runner`]), if the timeline has another engine for long stretches.
     pub fn get_runner(&mut self) -> Result<(), Error> {
         if let Some(&options) = self.shared.fast_forward.get() {
             self.runner = Some(Runner::new(&self.shared, options)?);
@@ -309,7 +309,7 @@ impl Walker {
         poll: &mut Poll<'_>,
     ) -> Result<Ahead, Error> {
         let nothing = Ok(Ahead::NotBefore(Instructions::MAX));
-        // If console output is wanted, it must come from the software engine.
+        // Console output must come from the software engine. So the other engine does not run if output is wanted.
         let Some(runner) = self.runner.as_mut().filter(|_| !self.player.shows_output()) else {
             return nothing;
         };

@@ -30,7 +30,7 @@ impl Pool {
     }
 }
 
-/// A search of intervals, for all cores.
+/// The task of searching intervals on all cores.
 pub(super) struct Search<'a, T> {
     pub question: &'a Question<'a, T>,
     pub intervals: &'a [Interval],

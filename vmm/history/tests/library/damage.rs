@@ -1,5 +1,5 @@
-//! Damaged recordings. Opening, replaying and verifying a damaged recording ends with an error message, and
-//! never with another run.
+//! Damaged recordings. Opening, replaying or verifying a damaged recording gives an error message or the recorded
+//! run, and never a different run.
 
 use std::path::{Path, PathBuf};
 
@@ -107,8 +107,8 @@ fn what_is_missing_or_foreign_is_named() {
     std::fs::write(kernel, [bytes, &b"x"[..]].concat()).unwrap();
     let text = sentence();
     assert!(text.contains("has changed") && text.contains(hash), "{text}");
-    // Another file of the same size is refused too. The message must not show its hash, because it may be any file of
-    // the user.
+    // Another file of the same size is refused too. The message must not show the other file's hash, because the
+    // other file may be any file of the user.
     let other = vec![b'x'; bytes.len()];
     std::fs::write(kernel, &other).unwrap();
     let (text, now) = (sentence(), blake3::hash(&other).to_hex().to_string());

@@ -69,7 +69,7 @@ fn noticed(original: &Original, places: &[Instructions], what: &str) -> bool {
         Err(error) => told(&error, what),
     };
     // Goes to the places from the last to the first. Each replay begins at a checkpoint, or at a snapshot that an
-    // earlier replay left.
+    // earlier replay took.
     let (mut travelled, mut left) = (true, None);
     for &at in places.iter().rev() {
         let timeline = left.take().map_or_else(|| Timeline::open_with(&opened, 1), Ok);
@@ -193,8 +193,8 @@ fn a_checkpoint_that_lies_is_found_by_verify() {
         ("the first register", None, Some(0), "the CPU's state differs"),
     ] {
         let directory = tempfile::tempdir().unwrap();
-        // `forge` stores no page but `page`. By step 5 the guest has written no RAM, so the forged checkpoint lacks no
-        // page.
+        // `forge` stores only the page `page`. By step 5 the guest has written no RAM, so the forged checkpoint
+        // lacks no page.
         let (recording, end) =
             record_with_checkpoints(directory.path(), "r.ttvm", ROUNDS, typed(&KEYS), &[5, 95_000]);
         forge(&recording.path, 5, 5, page, |state| {
@@ -253,7 +253,8 @@ fn travelling_goes_on_without_a_checkpoint_with_a_damaged_page() {
 #[test]
 fn a_checkpoint_that_is_damaged_while_a_timeline_is_open_is_left_out_too() {
     let directory = tempfile::tempdir().unwrap();
-    // Checkpoints are so far apart that the replay to a checkpoint's place begins at that checkpoint.
+    // These checkpoints are far apart. So a seek to a place after a checkpoint begins at this checkpoint, and not
+    // at the timeline's present place.
     let places = [10_000_000, 20_000_000];
     let recording = record_long(directory.path(), "r.ttvm", 25);
     let there = Instructions(places[1] + 50);

@@ -1,5 +1,5 @@
-//! Tests runs that the user or a limit ended at any place. A timeline can go to the end of such a recording as to any
-//! other place.
+//! Tests runs that the user or a limit ended at any place. A timeline can go to the end of such a recording, just
+//! as it goes to any other place.
 
 use std::cell::Cell;
 

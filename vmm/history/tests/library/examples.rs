@@ -1,6 +1,6 @@
 //! Tests that the programs in `examples` work, on the tiny guest.
 
-// Each example has its own `main`.
+// Each example has its own `main`, which these tests do not call.
 #[allow(dead_code)]
 #[path = "../../examples/record.rs"]
 mod record;

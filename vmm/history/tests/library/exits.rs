@@ -1,6 +1,6 @@
-//! Tests machines that count exits. The runs are recorded with stops between exits, replayed on an engine that counts
-//! only exits, and recounted for time travel. All tests here use the software engine, which can stop a guest as KVM
-//! does. The KVM lab tests the KVM engine itself.
+//! Tests machines that count exits. The runs are recorded with stops between exits, replayed on an engine that
+//! counts only exits, and recounted for time travel. All tests here use the software engine, which can stop a guest
+//! in the same way as KVM. The KVM lab tests the KVM engine itself.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 

@@ -1,5 +1,5 @@
 //! Tests that results are the same if long stretches run on an engine that counts exits. The other engine is the
-//! software engine, which can count exits as KVM does. The KVM lab tests KVM itself.
+//! software engine, which can count exits in the same way as KVM. The KVM lab tests KVM itself.
 
 use cpu::{AddressKind, WatchKind, Watchpoint};
 use history::recount::{from_exit, in_instructions, start_of_last};
@@ -11,7 +11,7 @@ use recording::Recording;
 use tiny_guest::stopped::{record_rounds, record_with_checkpoints};
 use tiny_guest::{Numbers, STIRRED};
 
-/// The largest number of breakpoints of the other engine. A processor has this number of debug registers.
+/// The largest number of breakpoints that the other engine can set. A processor has this number of debug registers.
 const MOST_BREAKPOINTS: usize = 4;
 
 /// Options for a short guest.

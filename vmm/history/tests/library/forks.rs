@@ -88,7 +88,7 @@ fn a_step_in_a_fork_is_one_instruction() {
         expected.push(timeline.machine().cpu().rip());
     }
     timeline.seek(HERE, &mut || false).unwrap();
-    // The registers do not change, so the fork does the same as the history.
+    // The registers do not change, so the fork executes the same instructions as the recorded run.
     let state = registers(&mut timeline);
     timeline.change_registers(&state).unwrap();
     for (number, rip) in expected.into_iter().enumerate() {

@@ -14,7 +14,7 @@ use tiny_guest::{Numbers, STIRRED, STIRRED_BYTES, record, record_with_checkpoint
 const ROUNDS: u32 = 36_000;
 const SEED: u64 = 11;
 
-/// A recording with enough checkpoints for all cores to join in.
+/// A recording with so many checkpoints that a search uses all cores.
 fn recording(directory: &Path) -> Recording<Instructions> {
     let more: Vec<u64> = (1..24).map(|number| number * 14_000).collect();
     record_with_checkpoints(directory, "r.ttvm", ROUNDS, Vec::new(), &more).0

@@ -44,7 +44,7 @@ fn write() -> Stops {
     Stops { watches: vec![Watch::from(point)], ..Stops::default() }
 }
 
-/// A stop at the guest's write that counts only before a place.
+/// A stop at the guest's write, with a filter that is true only before a place.
 fn write_before(place: Instructions) -> Stops {
     let early = Filter::new(move |machine| machine.moment().count < place);
     Stops { watch_filters: [(STIRRED, early)].into(), ..write() }
@@ -133,7 +133,7 @@ fn steps_back_from_where_a_person_looks_are_cheap() {
 fn a_checkpoint_on_the_way_is_where_a_long_way_begins_and_a_short_one_does_not() {
     let (_directory, recording) = recording(30, &[2_000_000, 20_000_000]);
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
-    // Few snapshots exist before the place, and the way to the place leaves more.
+    // The timeline has few snapshots before the first place. The seek to this place takes more snapshots.
     assert_eq!(seek(&mut timeline, 3_000_000), 3_000_000);
     assert_eq!(seek(&mut timeline, 20_000_100), 100);
     assert_eq!(seek(&mut timeline, 20_000_000), 0);
@@ -152,7 +152,7 @@ fn behind_a_checkpoint_settling_makes_steps_back_near() {
     assert_eq!((timeline.position(), timeline.machine_mut().hashes()), (Instructions(30_000_000), hashes));
     let (stop, steps) = steps_of(&mut timeline, |timeline| timeline.step_backward(&mut never).unwrap());
     assert!(stop == TravelStop::Reached && steps <= 128, "{stop:?}, {steps} steps");
-    // Settling once is enough.
+    // A second call of `settle` replays nothing, because the snapshots exist.
     let (stop, steps) = steps_of(&mut timeline, |timeline| timeline.settle(&mut never).unwrap());
     assert_eq!((stop, steps), (TravelStop::Reached, 0));
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
@@ -338,7 +338,7 @@ fn movements_ask_whether_to_stop_and_stand_somewhere_on_their_way() {
     let stood = timeline.position();
     assert!(Instructions(0) < stood && stood <= Instructions(2 * POLL_STEPS), "{stood}");
     assert_eq!(timeline.seek(target, &mut never).unwrap(), TravelStop::Reached);
-    // Searches forward too.
+    // A search forward also polls, and stops on its way if it is interrupted.
     timeline.seek(stood, &mut never).unwrap();
     timeline.set_stops(nowhere());
     assert_eq!(timeline.run_forward(&mut || true).unwrap(), TravelStop::Interrupted);
@@ -444,7 +444,8 @@ fn a_search_backward_finds_what_lies_far_back_however_many_join_in() {
         hits.push(Hit { before, after, cause: write, processor: 0 });
     }
     assert_eq!(hits[0], hits[1]);
-    // The eighth write is later than `early`, because the guest executes some steps before its first round.
+    // The search finds the seventh write. The eighth write is later than `early`, because the guest executes some
+    // steps before its first round.
     let expected = 7 * LONG_ROUND_STEPS;
     assert!((expected..expected + 100).contains(&hits[0].before.number()), "{hits:?}");
 }
@@ -491,7 +492,8 @@ fn a_search_finds_what_lies_next_to_a_checkpoint_on_either_side() {
     let (at, rip) = write_of(&plain, 2);
     assert!(at.number() < end - 900_000, "{at} is within the checkpoints at the end");
     let ways = ways_to_the_write(write(), rip);
-    // If there are many checkpoints after the write, other workers join in before the search reaches the write.
+    // If there are many checkpoints after the write, workers on other cores join the search before it reaches the
+    // write.
     for (name, row) in [("one", Vec::new()), ("row", dense(end))] {
         for cut in cuts(at) {
             let recording = record_long(directory.path(), &format!("{name}-{cut}.ttvm"), 3);
@@ -611,7 +613,7 @@ fn a_search_forward_that_is_interrupted_among_checkpoints_stands_behind_what_it_
         }
         stood.push(timeline.position().number());
     }
-    // Each interruption is farther than the last, and at most as far as the searched part.
+    // Each interrupted search ends at a later place than the search before, and never beyond the searched part.
     assert!(stood.is_sorted() && stood[0] > 0 && stood.len() > 6, "{stood:?}");
     assert!(*stood.last().unwrap() > places[6], "{stood:?}");
 }

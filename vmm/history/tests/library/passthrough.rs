@@ -156,7 +156,7 @@ fn memory_outside_of_ram_and_devices_that_are_not_there_harm_nothing() {
             }
         }
     });
-    // The replay differs if the first byte lies in RAM.
+    // The first byte of the write at `(4 << 20) - 1` lies in RAM, so the replay differs from the recording.
     assert!(matches!(replayed(&recording), Err(Error::Divergence(_))));
 }
 

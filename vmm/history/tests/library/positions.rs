@@ -160,7 +160,7 @@ fn events_are_found_by_their_numbers() {
     }
 }
 
-/// The end of a run that was recorded by exits, and the whole run.
+/// Two recounted recordings of a run that was recorded by exits: its end, and the whole run.
 fn part_and_whole(directory: &Path) -> [Recording<Instructions>; 2] {
     let (recording, _) = stopped::record_with_checkpoints(directory, 31);
     let from = start_of_last(&recording, 60_000_000).unwrap().expect("a checkpoint to begin at");

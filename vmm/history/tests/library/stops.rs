@@ -52,7 +52,8 @@ fn system_calls_are_found_all_or_those_with_a_number() {
 fn text_on_the_console_is_found_where_its_last_byte_appears() {
     let (_directory, mut timeline) = timeline();
     let calls = all(&mut timeline, condition("syscall"));
-    // The guest prints 3 2 1 0 3 2 1 0 ..., after each system call's first instruction.
+    // The third instruction of each system call prints a digit. In the order of the calls, the digits are 3 2 1 0 3
+    // 2 1 0 ...
     let found = all(&mut timeline, condition("console:10"));
     assert!(found.iter().all(|hit| hit.cause == Cause::Console(1) && hit.after == hit.before + 1));
     let zeroes = calls.iter().filter(|hit| hit.cause == Cause::SystemCall(0));

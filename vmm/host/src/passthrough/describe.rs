@@ -63,8 +63,8 @@ fn from_config(config: &[u8; 256], bar_bytes: impl Fn(u8) -> u64) -> Result<PciD
         }
         at = config[here + 1] & !3;
     }
-    // The emulated capability is a little longer than the MSI capability of some devices. If it does not fit before the
-    // next capability, it is left out.
+    // The emulated capability is a little longer than the MSI capability of some devices. If the emulated
+    // capability does not fit before the next capability, the machine does not have it.
     if let (Some(short), Some(next)) = (msi, &msix)
         && next.capability > short
         && next.capability - short < 16

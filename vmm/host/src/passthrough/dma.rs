@@ -70,8 +70,8 @@ impl Shadow {
         page.writable += u32::from(may_write);
     }
 
-    /// Hides a page from the function at one of its addresses. The caller must have taken the function's writes to the
-    /// page.
+    /// Hides a page from the function at one of its addresses. Before this call, the caller must call
+    /// [`Shadow::take_written`], so that no write of the function is lost.
     pub fn hide(&mut self, offset: u64, may_write: bool) {
         let Some(page) = self.pages.get_mut(&offset) else { return };
         page.uses -= 1;
@@ -82,7 +82,7 @@ impl Shadow {
         }
     }
 
-    /// Takes the function's writes since the last call.
+    /// Returns the function's writes to memory since the last call.
     ///
     /// The function may be writing during this call: first data and then the descriptor that announces the data. So
     /// memory is read again until a pass finds no new write. Then the call has also found all data that the function
@@ -103,8 +103,8 @@ impl Shadow {
         writes
     }
 
-    /// Copies the guest's writes to the shadow, where the function sees them. The caller must have taken the function's
-    /// writes and applied them to RAM.
+    /// Copies the guest's writes to the shadow, where the function sees them. Before this call, the caller must
+    /// call [`Shadow::take_written`] and apply the returned writes to RAM.
     ///
     /// The function may be reading during this call, from a ring to the buffers whose addresses the ring contains. So
     /// the data at an address is shown before the chunk that contains the address ([`named_first`]). Otherwise buffers

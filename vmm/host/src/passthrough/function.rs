@@ -31,7 +31,8 @@ pub(super) struct LiveFunction {
 }
 
 impl LiveFunction {
-    /// Takes over a function. At first the function may interrupt by its line, and sees no memory.
+    /// Prepares an opened function for use by the guest. At first the function may interrupt by its line, and sees
+    /// no memory.
     pub fn new(mut function: Function, slot: u8, ram_bytes: u64) -> Result<LiveFunction, Error> {
         // Ignores a failure, because a function may have no interrupt line.
         let _ = function.set_interrupts(Interrupts::Line);
@@ -101,7 +102,7 @@ impl LiveFunction {
         }
     }
 
-    /// Takes the interrupts since the last call.
+    /// Returns the interrupts since the last call.
     pub fn take_interrupts(&mut self) -> Vec<u16> {
         let mut vectors = Vec::new();
         for event in self.function.as_ref().map(Function::take_events).unwrap_or_default() {
@@ -114,7 +115,7 @@ impl LiveFunction {
         vectors
     }
 
-    /// Takes the function's writes to memory.
+    /// Returns the function's writes to memory since the last call.
     pub fn take_written(&mut self, ram: &RamView) -> Vec<DmaV1> {
         self.shadow.take_written(ram)
     }
@@ -126,8 +127,8 @@ impl LiveFunction {
         self.shadow.show_written(ram, offset_of);
     }
 
-    /// Follows a change of the guest's IOMMU tables. Returns the function's writes up to now, because the function may
-    /// have written to pages that are now hidden.
+    /// Shows and hides pages after a change of the guest's IOMMU tables. Returns the function's writes up to now,
+    /// because the function may have written to pages that are now hidden.
     pub fn translate(&mut self, ram: &RamView, root: Option<u64>, first: u64, pages: u64) -> Vec<DmaV1> {
         let end = if pages == 0 { END } else { first.saturating_add(pages * PAGE_BYTES as u64).min(END) };
         let root = root.filter(|_| self.function.is_some());

@@ -106,7 +106,7 @@ pub(super) struct LiveDevices {
 }
 
 impl LiveDevices {
-    /// Takes the devices over. `slots` are the slots of the functions.
+    /// Makes live devices from opened devices. `slots` are the slots of the functions.
     pub fn new(opened: OpenedDevices, slots: &[u8], ram: RamView) -> Result<LiveDevices, Error> {
         let mut slots = slots.iter();
         let devices = opened.0.into_iter().map(|opened| {

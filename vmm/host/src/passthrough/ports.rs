@@ -80,7 +80,7 @@ impl LivePorts {
         self.serial.as_ref().is_some_and(Serial::is_watched)
     }
 
-    /// Returns whether the device has an interrupt now, and takes the interrupt.
+    /// Returns whether the guest must be interrupted now. Returns true only once for an interrupt.
     pub fn take_interrupt(&mut self) -> bool {
         self.serial.as_mut().is_some_and(|serial| serial.take_interrupt(&mut self.ports))
     }

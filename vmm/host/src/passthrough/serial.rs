@@ -49,7 +49,7 @@ pub(super) trait Registers {
 
 /// A serial port of the host, with the state of its interrupt in the guest.
 pub(super) struct Serial {
-    /// The registers, as they were last written.
+    /// The values that were last written to the registers IER, LCR and MCR.
     ier: u8,
     lcr: u8,
     mcr: u8,
@@ -70,7 +70,7 @@ enum Line {
 }
 
 impl Serial {
-    /// Takes over a port in its current state.
+    /// Begins with the current values of the port's registers.
     pub fn new(port: &mut impl Registers) -> Serial {
         let (lcr, mcr) = (port.read(LCR), port.read(MCR));
         let ier = if lcr & LCR_DIVISOR == 0 { port.read(IER) } else { 0 };

@@ -1,8 +1,9 @@
 //! Engines. An engine executes the guest's instructions.
 //!
 //! [`Engine`] is the trait through which a machine uses its engine. [`EngineKind`] identifies a kind of engine and
-//! builds one. [`soft`] is the software CPU. The package `host` has the KVM engine. The package `engine-contract` has
-//! the types with which a machine tells an engine when to leave the guest ([`Leave`], [`LandingPlace`], [`End`]).
+//! builds one. [`soft`] is the software CPU. The package `host` has the KVM engine. The package `engine-contract`
+//! has the types by which a machine tells an engine when to stop running the guest ([`Leave`], [`LandingPlace`],
+//! [`End`]).
 //!
 //! Engines do not use devices, inputs or logs. Engines access only RAM and a bus.
 
@@ -25,7 +26,7 @@ pub type BuildEngine = fn(GuestRam, CpuModel) -> Result<Box<dyn Engine>, Error>;
 /// An engine that machines can be built on.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineKind {
-    /// The engine's name. Two kinds with the same name are the same.
+    /// The engine's name. Two kinds with the same name are regarded as equal.
     pub name: &'static str,
     /// Whether the engine counts instructions. If not, it counts exits.
     pub counts_instructions: bool,
@@ -41,14 +42,15 @@ impl PartialEq for EngineKind {
     }
 }
 
-/// Executes guest instructions and owns RAM. One thread at a time calls an engine; the guest stands
-/// still between calls.
+/// Executes guest instructions and owns RAM. One thread at a time calls an engine. The guest does not run between
+/// calls.
 pub trait Engine: Send {
     /// Runs until the CPU has executed exactly `until` instructions, or until the bus, `leave`, or a break- or
-    /// watchpoint stops it. Accesses to anything but RAM go to `bus`. A breakpoint does not stop the CPU at the place
+    /// watchpoint stops it. Accesses to anything but RAM go to `bus`. The CPU ignores a breakpoint at the place
     /// where `origin` instructions have executed.
     ///
-    /// An engine that does not count instructions stops where the bus or `leave` says.
+    /// An engine that does not count instructions ignores `until` and `origin`. The bus and `leave` tell such an
+    /// engine where to stop.
     fn run(
         &mut self,
         bus: &mut dyn Bus,
@@ -67,12 +69,13 @@ pub trait Engine: Send {
     fn set_parked(&mut self, seat: usize, states: &[CpuState]) {
         assert!(seat == 0 && states.is_empty(), "this engine has one processor");
     }
-    /// Gives the seat to a processor for a while, so that [`Engine::cpu`] returns this processor. Returns the number of
-    /// the processor that had the seat. The caller must give the seat back before the next run.
+    /// Gives the seat to a processor between two runs, so that [`Engine::cpu`] returns this processor. Returns the
+    /// number of the processor that had the seat. The caller must give the seat back before the next run.
     fn lend_seat(&mut self, _processor: usize) -> usize {
         0
     }
-    /// Replaces state and counts. The caller may also have changed RAM, if the page flags have these writes.
+    /// Replaces state and counts. The caller may also have changed RAM before, if the dirty flags of the changed
+    /// pages are set.
     fn set_state(&mut self, state: &CpuState, counts: Counts);
     /// Replaces the state of the turns of several processors.
     fn set_turn_state(&mut self, state: Option<&TurnState>) {
@@ -86,9 +89,9 @@ pub trait Engine: Send {
     fn set_processors(&mut self, processors: Processors) {
         assert_eq!(processors.count(), 1, "this engine has one processor");
     }
-    /// The CPU, for a debugger's reads.
+    /// The CPU, so that a debugger can read its state.
     fn cpu(&self) -> &Cpu;
-    /// Replaces all breakpoints. If the host fails to do it, the next run returns the error.
+    /// Replaces all breakpoints. If the host cannot set a breakpoint, the next run returns the error.
     fn set_breakpoints(&mut self, points: &[(AddressKind, u64)]);
     /// Replaces all watchpoints.
     fn set_watchpoints(&mut self, points: &[Watchpoint]);
@@ -105,8 +108,8 @@ pub trait Engine: Send {
             Some(_) => Err(Error::Unsupported("only the software engine can be observed".to_string())),
         }
     }
-    /// Sets the flag of every page that was written. Must be called before RAM's page flags are read. After a failure
-    /// the flags may be incomplete, and must not be used.
+    /// Sets the dirty flag of every page that was written. Must be called before RAM's dirty flags are read. After
+    /// a failure the flags may be incomplete, and must not be used.
     fn note_written(&mut self) -> Result<(), Error>;
     /// Whether the engine's states count retired conditional branches.
     fn counts_branches(&self) -> bool;
@@ -114,8 +117,8 @@ pub trait Engine: Send {
     fn overshoots(&self) -> bool {
         false
     }
-    /// Must be called after dirty flags of pages were cleared: the next write to such a page then sets its flag
-    /// again.
+    /// Must be called after dirty flags of pages were cleared. Only then does the next write to such a page set its
+    /// flag again.
     fn track_writes_anew(&mut self);
     /// Chooses the tier that executes the guest, if the engine has tiers. The choice changes nothing that the guest
     /// can see.

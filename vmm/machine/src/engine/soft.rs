@@ -1,5 +1,5 @@
-//! The software CPU as an engine. This engine counts instructions, and can also run to a landing place, as
-//! KVM does.
+//! The software CPU as an engine. This engine counts instructions, and can also run to a landing place as the KVM
+//! engine does. A landing place is a described place between two exits.
 
 use std::sync::OnceLock;
 
@@ -69,8 +69,8 @@ impl SoftEngine {
         SoftEngine { cpu, breakpoints: Vec::new() }
     }
 
-    /// Runs for as many steps as `leave` has nanoseconds, and stops between two instructions. So tests without KVM can
-    /// see a guest that is stopped without an exit, as the KVM engine stops it.
+    /// Runs for `steps` steps, one for each nanosecond of [`Leave::After`], and stops between two instructions. So
+    /// tests without KVM can see a guest that is stopped without an exit, as the KVM engine stops it.
     fn run_for(&mut self, bus: &mut dyn Bus, until: u64, origin: u64, steps: u64) -> End {
         let limit = until.min(self.cpu.steps().saturating_add(steps.max(1)));
         let stop = self.cpu.run(bus, limit, origin);

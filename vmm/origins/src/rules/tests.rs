@@ -6,7 +6,7 @@ use iced_x86::{Decoder, DecoderOptions, IcedError};
 
 use super::*;
 
-/// Where instructions load and store.
+/// The address at which instructions load. The next constant is the address at which they store.
 const LOADED: u64 = 0x1000;
 const STORED: u64 = 0x2000;
 /// RAX before each instruction, and the bytes at [`LOADED`].

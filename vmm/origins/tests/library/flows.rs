@@ -11,12 +11,13 @@ use origins::{Answer, EndKind, Location, WhoSet};
 use tiny_guest::STIRRED;
 use tiny_guest::long_mode::{ALIAS, STACK, record};
 
-/// Programs, instructions in each (about), places at which values are followed, and values at each place.
+/// The number of programs. The next constants are the approximate number of instructions in each program, and the
+/// number of places at which the test follows values. The last constant is the number of values at each place.
 const PROGRAMS: u64 = 8;
 const OPERATIONS: usize = 260;
 const PLACES: usize = 4;
 const VALUES: usize = 14;
-/// Slots of 16 bytes in memory.
+/// The number of slots of 16 bytes in memory.
 const SLOTS: u64 = 12;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,7 +39,7 @@ enum From {
     Signs,
 }
 
-/// An instruction's written bytes.
+/// The bytes that an instruction writes, each with its source.
 type Moves = Vec<(Byte, From)>;
 
 /// A seeded generator of numbers (splitmix64).
@@ -137,7 +138,7 @@ impl Program {
         }
     }
 
-    /// A place in a slot: its physical address, and an operand that means it through one of two mappings.
+    /// A place in a slot: its physical address, and an operand that addresses this place through one of two mappings.
     fn slot(&mut self, length: u64) -> (u64, AsmMemoryOperand) {
         let offset = 16 * self.numbers.below(SLOTS) + self.numbers.below(16 / length) * length;
         let base = if self.numbers.below(2) == 0 { rbp } else { r15 };

@@ -153,10 +153,10 @@ fn the_writers_of_a_word_are_found_on_all_processors() {
     assert!(on.len() > 1, "{on:?}");
 }
 
-/// The part before a place in which changes of registers are noted.
+/// The number of steps before a place in which the test notes changes of registers.
 const STEPS: u64 = 3_000;
 
-/// A register's last write is not before the last change of its value.
+/// A register's last write is the step that last changed its value, or a later step.
 #[test]
 fn registers_are_followed_on_their_processor() {
     let directory = tempfile::tempdir().unwrap();

@@ -352,7 +352,7 @@ impl<C: Count> Log<C> {
         Ok((events, checks))
     }
 
-    /// The last check before an entry that satisfies `is_wanted`.
+    /// The last check before the entry number `entry` for which `is_wanted` returns true.
     pub fn last_check_before(
         &self,
         entry: usize,
@@ -418,7 +418,7 @@ impl<C: Count> Log<C> {
 
 impl<C: Count> PartialEq for Log<C> {
     fn eq(&self, other: &Log<C>) -> bool {
-        // The checksum covers every byte.
+        // The checksum covers every byte, so this comparison need not read the records.
         (self.bytes, self.chain, self.torn) == (other.bytes, other.chain, other.torn)
     }
 }

@@ -256,7 +256,7 @@ fn a_log_tells_its_counts_its_longest_stretch_and_what_is_missing() {
     let empty = Log::<Instructions>::of_records(&records[..1]).unwrap();
     assert!(empty.power_on().is_err() && empty.entry(0).unwrap().is_none());
     assert_eq!(empty.counts_while(|_| true).unwrap(), (0, 0));
-    // The first power-on could be left out, but no count of system calls.
+    // An event must not have a count of system calls if an earlier event has none.
     let counted = records.to_vec();
     let with = |at: usize, count: u64| {
         let mut records = counted.clone();
@@ -336,7 +336,8 @@ fn a_log_reserves_disk_space_while_it_is_written_and_gives_it_back() {
         writer.append_event(&record(number, typed)).unwrap();
         let (length, on_disk) = size();
         assert_eq!(length, writer.bytes());
-        // At least half of the reserve is there, and not much more than the whole reserve.
+        // Besides the log, the file occupies at least half of the reserved space on the disk, and at most little
+        // more than all reserved space.
         assert!(!can_reserve || on_disk >= length + (128 << 10) - 4096, "{number}: {on_disk} for {length}");
         assert!(on_disk <= length + (256 << 10) + 8192, "{number}: {on_disk} for {length}");
     }

@@ -14,8 +14,8 @@ use machine::Format;
 use machine::error::Error;
 use machine::position::Count;
 
-/// Disk space in bytes that is reserved for later records. If a checkpoint fills the disk, the checkpoint is given up,
-/// and the log still has this space.
+/// Disk space in bytes that is reserved for later records. If a checkpoint fills the disk, the checkpoint is
+/// dropped, and the log still has this space.
 const RESERVE_BYTES: u64 = 256 << 10;
 
 /// Appends records to a log file.

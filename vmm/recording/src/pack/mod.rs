@@ -29,7 +29,7 @@ pub const DEFAULT_MAX_BYTES: u64 = 64 << 30;
 pub fn pack<C: Unit>(recording: &Recording<C>, to: &Path, with_checkpoints: bool) -> Result<u64, Error> {
     let checkpoints = if with_checkpoints { recording.whole_checkpoints()? } else { None };
     if let Some(store) = &checkpoints {
-        // The pack has new hashes of the files. So damaged data must be found here.
+        // The pack gets new hashes of the files as they are now. So damaged data must be found before packing.
         store.verify(|_, _| {})?;
     }
     let mut file = NewFile::begin(to)?;

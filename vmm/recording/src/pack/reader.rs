@@ -79,7 +79,7 @@ pub fn check_log(bytes: &[u8], manifest: &Manifest) -> Result<(), String> {
     }
 }
 
-/// As [`check_log`], for a file. Never holds the whole file in memory.
+/// Does the same as [`check_log`], but for a file. Never holds the whole file in memory.
 pub(super) fn check_log_file(path: &Path, manifest: &Manifest) -> Result<(), String> {
     match manifest.machine.profile().counter {
         Counter::Instructions => {

@@ -20,7 +20,7 @@ fn image(directory: &Path, name: &str, contents: &[u8]) -> ImageFile {
     ImageFile { path, hash: blake3::hash(contents).to_hex().to_string(), size_bytes: contents.len() as u64 }
 }
 
-/// As [`image`], but with the scheme of hash that manifests use for disks.
+/// Does the same as [`image`], but with the hash scheme that manifests use for disks.
 fn disk(directory: &Path) -> ImageFile {
     let image = image(directory, "disk.img", &disk_contents());
     hash_image(&image.path, Scheme::Sparse).unwrap()

@@ -108,7 +108,7 @@ fn write_file(from: &Path, size_bytes: u64, out: &mut impl Write, path: &Path) -
     write_contents(file, from, size_bytes, out, path)
 }
 
-/// As [`write_pieces`], for a caller that does not need the pieces.
+/// Does the same as [`write_pieces`], but for a caller that does not need the pieces.
 fn write_contents(
     file: impl Read,
     from: &Path,

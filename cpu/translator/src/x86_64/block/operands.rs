@@ -23,7 +23,8 @@ impl BlockWriter<'_> {
         Self::place(number_of(register))
     }
 
-    /// The host register with the value of a guest register: the guest register's own, or `scratch` after a load.
+    /// Returns a host register with the value of a guest register. If the guest register has no host register,
+    /// loads the value into `scratch` and returns `scratch`.
     pub fn in_register(&mut self, n: usize, scratch: Reg) -> Reg {
         match Self::place(n) {
             Place::Reg(reg) => reg,
@@ -52,7 +53,8 @@ impl BlockWriter<'_> {
         self.in_register(n, scratch)
     }
 
-    /// Writes back the register of the first operand, which [`BlockWriter::operand_register`] gave.
+    /// Writes the first operand's value, which is in the host register that [`BlockWriter::operand_register`]
+    /// returned, to the guest's register.
     pub fn write_back(&mut self, register: Register, from: Reg) {
         self.set_all(number_of(register), if from == DH { RDX } else { from });
     }
@@ -194,9 +196,9 @@ impl BlockWriter<'_> {
         }
     }
 
-    /// Whether an access should use an expected addend. A load in a loop of one block in user space should:
-    /// it may depend on a load of the previous round. The expected addend gives the address before the TLB
-    /// slot is read.
+    /// Whether an access should use an expected addend. Only loads in a loop of one block in user space use one.
+    /// The address of such a load may depend on a load of the previous round. The expected addend gives the address
+    /// before the TLB slot is read.
     fn expects(&self, write: bool) -> bool {
         let rip = self.source.rip;
         let loops = |last: &Instruction| last.is_jcc_short_or_near() && last.near_branch64() == rip;
@@ -335,7 +337,7 @@ impl BlockWriter<'_> {
         Ok(at(RAX, below))
     }
 
-    /// Saves RCX in the frame across another access.
+    /// Saves RCX in the frame, because the next access overwrites RCX.
     pub fn keep(&mut self) {
         self.asm.store(B8, SPARE, RCX);
     }

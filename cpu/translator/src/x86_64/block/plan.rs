@@ -27,8 +27,8 @@ impl Step {
         self.kind?.effect(instruction, needed, matches!(self.role, Role::Later { .. }))
     }
 
-    /// Whether an exit before the instruction completes needs the flags in the frame. The first access of a group may
-    /// continue in the twin, which has no recipe.
+    /// Whether an exit before the instruction completes needs the flags in the frame. If the check of a group's
+    /// first access fails, the block continues in its twin. The twin has no recipes, so it needs the flags.
     fn exits_need_flags(&self) -> bool {
         self.before.is_none() || matches!(self.role, Role::First { .. })
     }
@@ -161,8 +161,8 @@ fn stays_in_page(source: &Source<'_>, kinds: &[Option<Kind>]) -> bool {
 }
 
 /// The registers, as bits, that a block changes before its last exit at which the flags from its entry are still in
-/// force. `None` if generated code reads those flags, or if they may still be in force at the block's end. `steps` must
-/// check every access.
+/// force. `None` if generated code reads those flags, or if they may still be in force at the block's end. `steps`
+/// must be a plan in which every access is checked.
 pub(super) fn changed_under_first_flags(source: &Source<'_>, steps: &[Step]) -> Option<u16> {
     let (first, mut values) = (Values::default(), Values::default());
     let mut changed = 0;
@@ -343,8 +343,8 @@ mod tests {
         for code in none {
             assert_eq!(changes(code), None, "{code:x?}");
         }
-        // `rol ebx, 3` leaves SF, ZF, AF and PF. A load, which may exit, needs these flags. Without a load, nothing
-        // needs these flags.
+        // `rol ebx, 3` does not change SF, ZF, AF and PF. A load, which may exit, needs these flags. Without a
+        // load, nothing needs these flags.
         let rol = [0xc1, 0xc3, 3];
         assert_eq!(changes(&[&rol[..], &LOAD, &CMP].concat()), None);
         assert_eq!(changes(&[&rol[..], &CMP].concat()), Some(0));

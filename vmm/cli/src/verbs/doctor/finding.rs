@@ -8,7 +8,7 @@ pub(super) struct Finding {
     /// The name of the examined part of the host.
     pub name: String,
     pub ok: bool,
-    /// The result in words.
+    /// The result as text.
     pub detail: String,
     /// Advice for the user, if the result is bad.
     #[serde(skip_serializing_if = "String::is_empty")]
