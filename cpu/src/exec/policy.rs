@@ -14,7 +14,8 @@ use serde::Serialize;
 
 use super::spins::{SpinState, Spins};
 
-/// The usual length of a turn of the policy [`TurnPolicy::Ring`], in steps.
+/// The shortest turn that ttvm chooses for the policy [`TurnPolicy::Ring`], in steps. Recordings of earlier versions have
+/// this length.
 pub const TURN_STEPS: u64 = 100_000;
 
 /// The rule that chooses the next turn among the processors that can run.
@@ -44,7 +45,7 @@ pub struct TurnRules {
 }
 
 impl TurnRules {
-    /// The rules of a policy, with the usual length of turns. Only PAUSE yields.
+    /// The rules of a policy, with turns of [`TURN_STEPS`]. Only PAUSE yields.
     pub fn new(policy: TurnPolicy) -> TurnRules {
         TurnRules { policy, ring_steps: TURN_STEPS, spins_yield: false }
     }

@@ -13,8 +13,10 @@ pub const MAX_PROCESSORS: u8 = 64;
 /// Each turn begins with the host's caches full of another processor's data, so long turns are cheap. With turns of
 /// 100,000 steps, four busy processors take 12 % more CPU time than with turns of 800,000.
 const ROUND_STEPS: u64 = 3_200_000;
-/// The longest turn of the ring, in steps.
+/// The longest turn that a new machine has, in steps.
 const MOST_TURN_STEPS: u64 = 1_000_000;
+/// The longest turn that a manifest may have, in steps.
+const MOST_STORED_TURN_STEPS: u64 = 1 << 40;
 
 /// The number of a machine's processors, their topology and their policy of turns. The default is one processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -40,9 +42,8 @@ impl Processors {
         processors.with_ring_steps(steps)
     }
 
-    /// Describes processors as in recordings of earlier versions of ttvm. Differs from [`Processors::new`] in three
-    /// ways: CPUID has only the number of processors, a turn of the ring has [`TURN_STEPS`], and a spinning processor's
-    /// turn ends only at PAUSE.
+    /// Describes processors as in recordings of earlier versions of ttvm. CPUID has only the number of processors. A turn
+    /// of the ring has [`TURN_STEPS`]. A processor that spins keeps its turn unless it executes PAUSE.
     pub fn without_topology(count: u8) -> Option<Processors> {
         let is_possible = (1..=MAX_PROCESSORS).contains(&count);
         is_possible.then_some(Processors {
@@ -66,11 +67,11 @@ impl Processors {
         (self.count > 1).then_some(Processors { turns, ..self })
     }
 
-    /// The same processors, where a turn of the ring has `steps` instructions. `None` if `steps` is 0. Has no effect for
-    /// one processor, which takes no turns.
+    /// The same processors, where a turn of the ring has `steps` instructions. `None` if `steps` is 0 or more than
+    /// 2^40. Has no effect for one processor, which takes no turns.
     pub fn with_ring_steps(self, steps: u64) -> Option<Processors> {
         let ring_steps = if self.count > 1 { steps } else { TURN_STEPS };
-        (steps > 0).then_some(Processors { ring_steps, ..self })
+        (1..=MOST_STORED_TURN_STEPS).contains(&steps).then_some(Processors { ring_steps, ..self })
     }
 
     /// The same processors, where `spins_yield` says whether a turn ends if its processor spins without PAUSE. Has

@@ -439,6 +439,7 @@ fn a_manifest_with_a_topology_and_random_turns() {
         ("18446744073709551614", "18446744073709551616"),
         ("\"seed\"", "\"seat\""),
         ("\"turn_steps\": 266666", "\"turn_steps\": 0"),
+        ("\"turn_steps\": 266666", "\"turn_steps\": 18446744073709551615"),
         ("\"spins_yield\": true", "\"spins_yield\": 1"),
     ] {
         assert!(Manifest::parse(&text.replace(from, to)).is_err(), "{to}");
