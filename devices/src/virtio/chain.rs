@@ -172,7 +172,7 @@ pub(crate) struct LastByte<'a, M> {
 }
 
 impl<M: GuestMemory> LastByte<'_, M> {
-    /// Stores the byte.
+    /// Writes the chain's last byte into guest memory.
     pub fn set(&self, value: u8) -> Result<(), RingError> {
         self.mem.write_slice(&[value], GuestAddress(self.address)).map_err(|_| RingError::BufferOutsideRam)
     }

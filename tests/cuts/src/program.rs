@@ -188,7 +188,7 @@ impl Program {
         let length =
             if rng.percent(50) { 20_000 + rng.below(200_000) } else { 500_000 + rng.below(2_500_000) };
         let mut events = events(&mut rng, length);
-        // Most events that write RAM would end the loops.
+        // After most events that write RAM, the program would leave its loops. So only one in eight stays.
         events.retain(|event| !matches!(event.1, Event::WriteRam(_)) || event.0 % 8 == 0);
         let cuts = cuts(&mut rng, length, &events);
         let (others, policy) = (Vec::new(), TurnPolicy::Ring);

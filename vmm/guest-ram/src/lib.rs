@@ -18,8 +18,9 @@
 //!
 //! Every page has flags ([`PageFlags`]). One flag, for checkpoints, tells whether the page was written since the flag
 //! was last cleared. Another flag tells whether the CPU holds data derived from the page, such as decoded code or
-//! page-table walks. A write from outside the CPU to such a page is queued. The CPU drops the derived data before it
-//! executes the next instruction ([`GuestRam::take_foreign_writes`]).
+//! page-table walks. A write from outside the CPU to such a page changes the page at once, and puts a note into a
+//! queue. The CPU reads the notes before its next instruction, and drops the derived data
+//! ([`GuestRam::take_foreign_writes`]).
 //!
 //! The CPU owns [`GuestRam`]. Devices and the host's side of a run have a [`RamView`] of the same memory.
 //! `GuestRam` and `RamView` can be sent to another thread. The mapping lives until `GuestRam` and all views are
@@ -115,8 +116,8 @@ impl GuestRam {
         Ok(GuestRam { memory, base, size_bytes: size, layout, flags })
     }
 
-    /// RAM for devices and loaders. A write through this memory marks the page dirty, and is queued for the CPU as a
-    /// foreign write.
+    /// RAM for devices and loaders. A write through this memory marks the page dirty, and puts a note about a foreign
+    /// write into the CPU's queue.
     pub fn memory(&self) -> &GuestMemory {
         &self.memory
     }

@@ -204,8 +204,8 @@ mod tests {
         assert_eq!(older.ram.len(), seen[1].1);
         assert!(older.ram.len() > 10 && seen[2].1 > seen[1].1, "{seen:?}");
 
-        // After a checkpoint, the last state stays as the older state. The pages of this state are not added to later
-        // states.
+        // After a checkpoint, the last state stays as the older state. When a later state replaces this one, the later
+        // state does not take over its pages.
         trail.checkpoint(&mut machine).unwrap();
         assert_eq!(places(&trail), [Some(3_000), None]);
         assert!(trail.older.as_ref().unwrap().is_behind_checkpoint);

@@ -14,7 +14,8 @@ pub(super) enum Kind {
     /// An address that moves with the guest's code: eight bytes, or four that are extended.
     Address64,
     Address32,
-    /// Part of the TLB slot for fetches from a page that moves with the guest's code.
+    /// The offset of a field in a TLB slot: the slot for fetches from the guest's page. If the page moves to another
+    /// address, its slot is another one.
     Slot,
     /// An exit's code, which contains the block's number.
     Number,
