@@ -9,6 +9,8 @@
 //! In a machine with several processors, the kernel starts the processor 1, which runs 2 (`worker`) and counts. In each
 //! system call the kernel executes PAUSE, which gives a turn to the processor 1. The other processors never start.
 
+pub mod programs;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -91,15 +93,24 @@ pub struct Kernel {
 impl Kernel {
     /// A kernel whose program makes this many system calls, for a machine with one or with several processors.
     pub fn new(calls: u32, several: bool) -> Kernel {
+        let mut kernel = Kernel::of(
+            code(calls, several).expect("the program is a constant that can be assembled"),
+            several,
+        );
+        kernel.write_symbols();
+        kernel
+    }
+
+    /// A kernel with this code, without its list of symbols.
+    fn of((code, labels): (Vec<u8>, Vec<Label>), several: bool) -> Kernel {
         let bytes = vec![0; (END - u64::from(LOAD)) as usize];
         let mut kernel = Kernel { bytes, symbols: BTreeMap::new() };
         kernel.write_tables();
-        kernel.write_code(calls, several);
+        kernel.write_code(&code, labels, several);
         kernel.write_types();
         kernel.write_tasks();
         kernel.write_variables();
         kernel.write_unwind_tables();
-        kernel.write_symbols();
         kernel
     }
 
@@ -152,20 +163,16 @@ impl Kernel {
         self.put_u64(INTERRUPT_REGISTER + 2, IMAGE + INTERRUPTS);
     }
 
-    fn write_code(&mut self, calls: u32, several: bool) {
+    fn write_code(&mut self, code: &[u8], labels: Vec<Label>, several: bool) {
         let begin = begin(several).expect("the program is a constant that can be assembled");
         self.put(u64::from(LOAD + HEADER_BYTES), &begin);
-        let (code, labels) = code(calls, several).expect("the program is a constant that can be assembled");
-        self.put(CODE, &code);
+        self.put(CODE, code);
         let others = labels.iter().find(|(name, _)| *name == "start_secondary").expect("it has a label").1;
         let trampoline = trampoline(others).expect("the program is a constant that can be assembled");
         self.put(TRAMPOLINE, &trampoline);
         labels.into_iter().for_each(|(name, address)| self.symbol(name, 'T', address));
         for (vector, name) in [(3, "asm_exc_int3"), (14, "asm_exc_page_fault")] {
-            let handler = self.address_of(name);
-            let low = handler & 0xffff | 8 << 16 | 0x8e00 << 32 | (handler >> 16 & 0xffff) << 48;
-            self.put_u64(INTERRUPTS + vector * 16, low);
-            self.put_u64(INTERRUPTS + vector * 16 + 8, handler >> 32);
+            self.write_vector(vector, name);
         }
         for number in 0..FILLERS {
             self.symbol(&format!("filler_{number}"), 't', IMAGE + FUNCTIONS + number * 16);
@@ -179,6 +186,14 @@ impl Kernel {
         self.symbol("_text", 'T', IMAGE + CODE);
         self.symbol("_etext", 'T', sleeping + 0x400);
         self.symbol("_end", 'B', IMAGE + END);
+    }
+
+    /// The entry of the interrupt table for a vector.
+    fn write_vector(&mut self, vector: u64, name: &str) {
+        let handler = self.address_of(name);
+        let low = handler & 0xffff | 8 << 16 | 0x8e00 << 32 | (handler >> 16 & 0xffff) << 48;
+        self.put_u64(INTERRUPTS + vector * 16, low);
+        self.put_u64(INTERRUPTS + vector * 16 + 8, handler >> 32);
     }
 
     /// The kernel's type information.
