@@ -1,0 +1,8 @@
+//! Tests of a target without gdb. The tests are one program, because linking many programs takes longer than running
+//! the tests.
+
+mod bounds;
+mod guest;
+mod monitor;
+mod points;
+mod processes;
