@@ -2,7 +2,7 @@
 //! calls, recursion, system calls, faults, signals, `longjmp`, switches between two threads, and `exec`.
 //!
 //! The processes are those of the module above. The thread 5 (`alpha`) runs the program from `main` on. At its first
-//! yield the thread 6 (`beta`) begins in the kernel's `ret_from_fork_asm`. At the end 5 executes a second program,
+//! yield the thread 6 (`beta`) begins in the kernel's `ret_from_fork_asm`, and is busy for a while. At the end 5 executes a second program,
 //! which spins and powers the machine off. A timer ticks all the time.
 
 use super::*;
@@ -47,8 +47,14 @@ const EXEC: u32 = 59;
 const EXIT: u32 = 60;
 const KILL: u32 = 62;
 const POWER_OFF: u32 = 200;
+/// A system call that does nothing.
+const OTHER: u32 = 99;
 /// The rounds of the slow function's loop of two instructions.
 pub const SLOW_ROUNDS: u32 = 300_000;
+/// The rounds of the loop before the jump out of a function.
+const DEEP_ROUNDS: u32 = 3000;
+/// The rounds of the loop with which the thread 6 begins.
+const BETA_ROUNDS: u32 = 2_200_000;
 /// The size of the registers that an entry into the kernel saves, and offsets of some of them.
 const SAVED_BYTES: u64 = 168;
 const RAX: i32 = 80;
@@ -57,6 +63,7 @@ const RDI: i32 = 112;
 const NUMBER: i32 = 120;
 const RIP: i32 = 128;
 const CS: i32 = 136;
+const FLAGS: i32 = 144;
 const RSP: i32 = 152;
 /// Offsets of registers from the stack pointer of a signal handler: its return address lies below the context.
 const CONTEXT: [(i32, i32); 5] =
@@ -166,7 +173,8 @@ fn write_tables(kernel: &mut Kernel) {
 fn write_second_thread(kernel: &mut Kernel, main: u64) {
     let structure = TASKS + 0x6000;
     let registers = structure + 0x1000 - SAVED_BYTES;
-    for (offset, value) in [(RIP, main), (CS, USER_CODE), (144, 0x202), (RSP, STACKS[1]), (160, USER_DATA)] {
+    for (offset, value) in [(RIP, main), (CS, USER_CODE), (FLAGS, 0x202), (RSP, STACKS[1]), (160, USER_DATA)]
+    {
         kernel.put_u64(registers + offset as u64, value);
     }
     let frame = registers - 56;
@@ -456,6 +464,8 @@ fn signals(code: &mut Code, program: &Places) -> Done {
         a.mov(rcx, qword_ptr(rdi + register))?;
         a.mov(qword_ptr(rax + context), rcx)?;
     }
+    // A fault has set RF, which would hide a breakpoint at the handler.
+    a.and(dword_ptr(rdi + FLAGS), !0x1_0000)?;
     a.mov(qword_ptr(rax), program["restorer"] as i32)?;
     a.mov(qword_ptr(rdi + RSP), rax)?;
     a.mov(qword_ptr(rdi + RIP), program["handler"] as i32)?;
@@ -481,7 +491,9 @@ fn main(code: &mut Code) -> Done {
     code.call("outer")?;
     code.at("after_outer")?.mov(edi, 3)?;
     code.call("recurse")?;
-    code.at("after_recurse")?.mov(edi, 1)?;
+    code.at("after_recurse")?.nop()?;
+    same_frame(code)?;
+    code.a.mov(edi, 1)?;
     code.a.mov(esi, TEXT as u32)?;
     code.a.mov(edx, WRITTEN.len() as u32)?;
     code.system_call("write", WRITE)?;
@@ -498,6 +510,7 @@ fn main(code: &mut Code) -> Done {
     code.call("thrower")?;
     code.at("after_thrower")?.nop()?;
     code.at("landing")?.nop()?;
+    code.call("inner")?;
     code.system_call("yield", YIELD)?;
     code.at("after_yield")?.nop()?;
     code.call("yielding")?;
@@ -506,6 +519,7 @@ fn main(code: &mut Code) -> Done {
     code.call("slow")?;
     code.at("after_slow")?.nop()?;
     code.at("landing_of_slow")?.nop()?;
+    code.system_call("call_after_slow", OTHER)?;
     code.call("execs")?;
     code.at("after_execs")?.nop()
 }
@@ -517,6 +531,25 @@ fn save(code: &mut Code, landing: &'static str) -> Done {
     code.a.mov(qword_ptr(rdx), rsp)?;
     code.a.lea(rax, qword_ptr(landing))?;
     code.a.mov(qword_ptr(rdx + 8), rax)
+}
+
+/// Jumps that change the stack pointer in ways that are no `longjmp`: from a frame pointer, or long before the jump.
+fn same_frame(code: &mut Code) -> Done {
+    let (after_frame, after_pivot, pivot) =
+        (code.to("after_frame"), code.to("after_pivot"), code.to("pivot_jumps"));
+    let a = &mut code.a;
+    a.lea(rax, qword_ptr(after_frame))?;
+    a.mov(rbp, rsp)?;
+    a.mov(rsp, rbp)?;
+    code.at("frame_jumps")?.jmp(rax)?;
+    code.at("after_frame")?.mov(rcx, rsp)?;
+    code.a.lea(rax, qword_ptr(after_pivot))?;
+    code.a.mov(rsp, rcx)?;
+    // The stack pointer was set before another jump.
+    code.a.jmp(pivot)?;
+    code.a.db(&[0xcc; 32])?;
+    code.at("pivot_jumps")?.jmp(rax)?;
+    code.at("after_pivot")?.nop()
 }
 
 fn functions(code: &mut Code) -> Done {
@@ -569,7 +602,12 @@ fn jumps(code: &mut Code) -> Done {
     code.call("deep")?;
     code.at("after_deep")?.pop(rbp)?;
     code.a.ret()?;
-    let a = code.at("deep")?;
+    let mut busy = code.a.create_label();
+    code.at("deep")?.mov(ecx, DEEP_ROUNDS)?;
+    let a = &mut code.a;
+    a.set_label(&mut busy)?;
+    a.dec(ecx)?;
+    a.jne(busy)?;
     a.mov(edx, SAVED)?;
     a.mov(r8, qword_ptr(rdx))?;
     a.mov(rdx, qword_ptr(rdx + 8))?;
@@ -581,7 +619,7 @@ fn jumps(code: &mut Code) -> Done {
     code.a.set_label(&mut busy)?;
     code.a.dec(ecx)?;
     code.a.jne(busy)?;
-    code.system_call("call_of_slow", 99)?;
+    code.system_call("call_of_slow", OTHER)?;
     code.at("jump")?.mov(edx, SAVED)?;
     code.at("jump_sets_stack")?.mov(rsp, qword_ptr(rdx))?;
     code.at("jumps")?.jmp(qword_ptr(rdx + 8))
@@ -589,7 +627,11 @@ fn jumps(code: &mut Code) -> Done {
 
 /// The thread 6, and the second program.
 fn second_thread(code: &mut Code) -> Done {
-    code.at("beta_main")?.nop()?;
+    let mut busy = code.a.create_label();
+    code.at("beta_main")?.mov(ecx, BETA_ROUNDS)?;
+    code.a.set_label(&mut busy)?;
+    code.a.dec(ecx)?;
+    code.a.jne(busy)?;
     code.call("outer")?;
     code.at("beta_yields")?.nop()?;
     code.call("yielding")?;

@@ -7,6 +7,7 @@ use history::timeline::{Timeline, TravelStop};
 use machine::position::Instructions;
 use recording::Recording;
 use tempfile::TempDir;
+use tiny_guest::linux::programs::{self, Places};
 use tiny_guest::linux::{self, Kernel};
 
 /// The system calls of the guest that looks like Linux.
@@ -21,6 +22,86 @@ pub struct Guest {
     pub timeline: Timeline,
     pub kernel: Kernel,
     pub directory: TempDir,
+}
+
+/// The guest whose program runs in ring 3, with the addresses in its program.
+pub struct Programs {
+    pub timeline: Timeline,
+    pub kernel: Kernel,
+    pub places: Places,
+    _directory: TempDir,
+}
+
+/// The guest whose program runs in ring 3.
+pub fn programs() -> Programs {
+    recorded_programs(true)
+}
+
+/// The guest whose program runs in ring 3, with a kernel that has no symbols.
+pub fn programs_of_unknown_kernel() -> Programs {
+    recorded_programs(false)
+}
+
+fn recorded_programs(is_known: bool) -> Programs {
+    let directory = tempfile::tempdir().unwrap();
+    let (recording, kernel, places) = programs::record(directory.path(), "r.ttvm", is_known);
+    Programs { timeline: opened(&recording), kernel, places, _directory: directory }
+}
+
+impl Programs {
+    /// The address of an instruction of the program or of the kernel, by its name.
+    pub fn place(&self, name: &str) -> u64 {
+        self.places.get(name).copied().unwrap_or_else(|| self.kernel.address_of(name))
+    }
+
+    /// Goes to the next visit of an instruction, and returns its position.
+    pub fn go_to(&mut self, name: &str) -> u64 {
+        let address = self.place(name);
+        self.timeline.set_breakpoints(vec![address]);
+        let stop = self.timeline.run_forward(&mut never).unwrap();
+        assert!(matches!(stop, TravelStop::Hit(_)), "{name}: {stop:?}");
+        self.timeline.set_breakpoints(Vec::new());
+        self.timeline.position().0
+    }
+
+    /// Goes to a position.
+    pub fn seek(&mut self, at: u64) {
+        self.timeline.seek(Instructions(at), &mut never).unwrap();
+    }
+
+    /// A target at the present position, which gdb has shown to its user, and the names of places.
+    pub fn target(&mut self) -> (GdbTarget<'_>, Names<'_>) {
+        let mut target = GdbTarget::new(&mut self.timeline);
+        target.shown();
+        (target, Names { places: &self.places, kernel: &self.kernel })
+    }
+
+    /// As [`Self::target`], at the next visit of an instruction.
+    pub fn target_at(&mut self, name: &str) -> (GdbTarget<'_>, Names<'_>) {
+        self.go_to(name);
+        self.target()
+    }
+}
+
+/// The names of instructions.
+#[derive(Clone, Copy)]
+pub struct Names<'a> {
+    places: &'a Places,
+    kernel: &'a Kernel,
+}
+
+impl Names<'_> {
+    /// The address of an instruction of the program or of the kernel.
+    pub fn of(&self, name: &str) -> u64 {
+        self.places.get(name).copied().unwrap_or_else(|| self.kernel.address_of(name))
+    }
+
+    /// The name of the program's instruction at which a target stands, or its address.
+    pub fn at(&self, target: &mut GdbTarget<'_>) -> String {
+        let rip = target.registers().rip;
+        let name = self.places.iter().find(|(_, at)| **at == rip).map(|(name, _)| name.to_string());
+        name.unwrap_or_else(|| format!("{rip:#x}"))
+    }
 }
 
 /// The guest that looks like Linux, with one processor.
@@ -60,11 +141,6 @@ impl Guest {
         assert!(matches!(self.timeline.run_forward(&mut never).unwrap(), TravelStop::Hit(_)));
         self.timeline.set_breakpoints(Vec::new());
         self.timeline.position()
-    }
-
-    /// Goes to a position.
-    pub fn seek(&mut self, at: u64) {
-        self.timeline.seek(Instructions(at), &mut never).unwrap();
     }
 
     /// A target at the present position.

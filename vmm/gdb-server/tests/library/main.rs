@@ -2,7 +2,11 @@
 //! the tests.
 
 mod bounds;
+mod finish;
 mod guest;
 mod monitor;
 mod points;
 mod processes;
+mod processors;
+mod steps;
+mod steps_back;
