@@ -8,5 +8,7 @@ mod monitor;
 mod points;
 mod processes;
 mod processors;
+mod remote;
+mod sessions;
 mod steps;
 mod steps_back;
