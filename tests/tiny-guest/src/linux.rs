@@ -167,10 +167,10 @@ impl Kernel {
         let begin = begin(several).expect("the program is a constant that can be assembled");
         self.put(u64::from(LOAD + HEADER_BYTES), &begin);
         self.put(CODE, code);
-        let others = labels.iter().find(|(name, _)| *name == "start_secondary").expect("it has a label").1;
+        let others = labels.iter().find(|(name, _)| name == "start_secondary").expect("it has a label").1;
         let trampoline = trampoline(others).expect("the program is a constant that can be assembled");
         self.put(TRAMPOLINE, &trampoline);
-        labels.into_iter().for_each(|(name, address)| self.symbol(name, 'T', address));
+        labels.into_iter().for_each(|(name, address)| self.symbol(&name, 'T', address));
         for (vector, name) in [(3, "asm_exc_int3"), (14, "asm_exc_page_fault")] {
             self.write_vector(vector, name);
         }
@@ -462,7 +462,7 @@ fn trampoline(others: u64) -> Result<Vec<u8>, IcedError> {
 }
 
 /// A name, and its address.
-type Label = (&'static str, u64);
+type Label = (String, u64);
 
 fn code(calls: u32, several: bool) -> Result<(Vec<u8>, Vec<Label>), IcedError> {
     let mut a = CodeAssembler::new(64)?;
@@ -611,7 +611,7 @@ fn code(calls: u32, several: bool) -> Result<(Vec<u8>, Vec<Label>), IcedError> {
     let assembled = a.assemble_options(IMAGE + CODE, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
     let addresses = labels.iter().map(|label| assembled.label_ip(label)).collect::<Result<Vec<_>, _>>()?;
     let bytes = assembled.inner.code_buffer.clone();
-    Ok((bytes, names.into_iter().zip(addresses).collect()))
+    Ok((bytes, names.map(String::from).into_iter().zip(addresses).collect()))
 }
 
 /// Records the guest in a machine with several processors.

@@ -29,6 +29,8 @@ pub const TICKS: u64 = IMAGE + VARIABLES + 0x20;
 const STACKS: [u64; 3] = [0x1a_0000, 0x1b_0000, 0x1c_0000];
 /// Where the program keeps a stack pointer and an address to jump to.
 const SAVED: u32 = 0x15_1100;
+/// Where the program keeps addresses of functions.
+const POINTERS: u32 = 0x15_1400;
 /// The address of a word in which a signal handler counts.
 pub const SIGNALS: u64 = 0x15_1200;
 /// The first address at which a fault maps a page, and the end of these addresses.
@@ -70,12 +72,12 @@ const CONTEXT: [(i32, i32); 5] =
     [(RDI, 8 + 104), (RDX, 8 + 136), (RAX, 8 + 144), (RSP, 8 + 160), (RIP, 8 + 168)];
 
 /// The addresses of the program's instructions, by name.
-pub type Places = BTreeMap<&'static str, u64>;
+pub type Places = BTreeMap<String, u64>;
 
 /// Instructions with names.
 struct Code {
     a: CodeAssembler,
-    labels: BTreeMap<&'static str, CodeLabel>,
+    labels: BTreeMap<String, CodeLabel>,
 }
 
 type Assembled = Result<(Vec<u8>, Vec<Label>), IcedError>;
@@ -87,26 +89,26 @@ impl Code {
     }
 
     /// The label with a name, which may be set later.
-    fn to(&mut self, name: &'static str) -> CodeLabel {
+    fn to(&mut self, name: &str) -> CodeLabel {
         let Code { a, labels } = self;
-        *labels.entry(name).or_insert_with(|| a.create_label())
+        *labels.entry(name.to_string()).or_insert_with(|| a.create_label())
     }
 
     /// Names the next instruction.
-    fn at(&mut self, name: &'static str) -> Result<&mut CodeAssembler, IcedError> {
+    fn at(&mut self, name: &str) -> Result<&mut CodeAssembler, IcedError> {
         let mut label = self.to(name);
         self.a.set_label(&mut label)?;
-        self.labels.insert(name, label);
+        self.labels.insert(name.to_string(), label);
         Ok(&mut self.a)
     }
 
-    fn call(&mut self, name: &'static str) -> Done {
+    fn call(&mut self, name: &str) -> Done {
         let label = self.to(name);
         self.a.call(label)
     }
 
     /// A program's system call, whose instruction gets a name.
-    fn system_call(&mut self, name: &'static str, number: u32) -> Done {
+    fn system_call(&mut self, name: &str, number: u32) -> Done {
         self.a.mov(eax, number)?;
         self.at(name)?.syscall()
     }
@@ -114,8 +116,7 @@ impl Code {
     fn assemble(mut self, address: u64) -> Assembled {
         let assembled =
             self.a.assemble_options(address, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
-        let address_of = |(name, label): (&'static str, &CodeLabel)| Ok((name, assembled.label_ip(label)?));
-        let labels = self.labels.iter().map(|(&name, label)| address_of((name, label)));
+        let labels = self.labels.into_iter().map(|(name, label)| Ok((name, assembled.label_ip(&label)?)));
         let labels = labels.collect::<Result<Vec<_>, IcedError>>()?;
         Ok((assembled.inner.code_buffer.clone(), labels))
     }
@@ -423,7 +424,8 @@ fn handlers(code: &mut Code) -> Done {
     a.iretq()?;
 
     let deliver = code.to("deliver_signal");
-    code.at("asm_exc_page_fault")?.nop()?;
+    // A breakpoint exception inside the handler.
+    code.at("asm_exc_page_fault")?.int3()?;
     let a = &mut code.a;
     let (mut bad, mut of_program, mut out) = (a.create_label(), a.create_label(), a.create_label());
     push_registers(a)?;
@@ -481,6 +483,7 @@ fn program() -> Assembled {
     main(&mut code)?;
     functions(&mut code)?;
     jumps(&mut code)?;
+    catchers(&mut code)?;
     second_thread(&mut code)?;
     code.assemble(PROGRAM)
 }
@@ -492,7 +495,11 @@ fn main(code: &mut Code) -> Done {
     code.at("after_outer")?.mov(edi, 3)?;
     code.call("recurse")?;
     code.at("after_recurse")?.nop()?;
+    pivots(code)?;
     same_frame(code)?;
+    for (register, value) in [(r12d, 12_u32), (r13d, 13), (r14d, 14), (r15d, 15)] {
+        code.a.mov(register, value)?;
+    }
     code.a.mov(edi, 1)?;
     code.a.mov(esi, TEXT as u32)?;
     code.a.mov(edx, WRITTEN.len() as u32)?;
@@ -506,6 +513,9 @@ fn main(code: &mut Code) -> Done {
     code.call("bad")?;
     code.at("after_bad")?.nop()?;
     code.at("landing_of_signal")?.nop()?;
+    code.a.mov(edi, 2)?;
+    code.call("dive")?;
+    calls_of_all_kinds(code)?;
     save(code, "landing")?;
     code.call("thrower")?;
     code.at("after_thrower")?.nop()?;
@@ -525,12 +535,130 @@ fn main(code: &mut Code) -> Done {
 }
 
 /// Saves the stack pointer and an address, as `setjmp` does.
-fn save(code: &mut Code, landing: &'static str) -> Done {
+fn save(code: &mut Code, landing: &str) -> Done {
     let landing = code.to(landing);
     code.a.mov(edx, SAVED)?;
     code.a.mov(qword_ptr(rdx), rsp)?;
     code.a.lea(rax, qword_ptr(landing))?;
     code.a.mov(qword_ptr(rdx + 8), rax)
+}
+
+/// Calls of one function by instructions of all lengths. The function is left by a jump into itself.
+fn calls_of_all_kinds(code: &mut Code) -> Done {
+    let catches = code.to("catches");
+    let a = &mut code.a;
+    a.mov(ebx, POINTERS)?;
+    a.lea(rax, qword_ptr(catches))?;
+    for offset in [0, 8, 0x100] {
+        a.mov(qword_ptr(rbx + offset), rax)?;
+    }
+    code.at("call_2")?.call(rax)?;
+    code.a.nop()?;
+    code.at("later_2")?.mov(esi, 0)?;
+    code.at("call_3")?.call(qword_ptr(rbx + 8))?;
+    code.a.nop()?;
+    code.at("later_3")?.mov(esi, 0)?;
+    code.at("call_4")?.call(qword_ptr(rbx + rsi + 8))?;
+    code.a.nop()?;
+    code.at("later_4")?.mov(esi, 0)?;
+    code.at("call_5")?.call(catches)?;
+    code.a.nop()?;
+    code.at("later_5")?.mov(esi, 0)?;
+    code.at("call_6")?.call(qword_ptr(rbx + 0x100))?;
+    code.a.nop()?;
+    code.at("later_6")?.mov(esi, 0)?;
+    code.at("call_7")?.call(qword_ptr(rbx + rsi + 0x100))?;
+    code.a.nop()?;
+    code.at("later_7")?.nop()
+}
+
+/// Functions that are left by a jump to one of their callers.
+fn catchers(code: &mut Code) -> Done {
+    let jump = code.to("jump");
+    code.at("catches")?.nop()?;
+    save(code, "caught")?;
+    code.call("throws")?;
+    code.at("after_throws")?.ret()?;
+    code.at("caught")?.nop()?;
+    code.at("caught_returns")?.ret()?;
+    code.at("throws")?.nop()?;
+    code.a.jmp(jump)?;
+
+    // The function calls itself. The first inner call catches what the second throws.
+    let mut end = code.a.create_label();
+    let a = code.at("dive")?;
+    a.test(edi, edi)?;
+    a.je(jump)?;
+    a.push(rdi)?;
+    save(code, "caught_in_dive")?;
+    code.a.dec(edi)?;
+    code.at("call_dive")?.nop()?;
+    code.call("dive")?;
+    code.at("after_dive")?.jmp(end)?;
+    code.at("caught_in_dive")?.nop()?;
+    code.a.set_label(&mut end)?;
+    code.a.pop(rdi)?;
+    code.a.ret()
+}
+
+/// The instructions of [`pivots`] before a jump and the jump, in bytes. RBP, RCX, R8, R12 and R13 have the stack pointer,
+/// RDI and RBP the address of a word with it, and RAX and R9 the jump's target. The last column says whether the
+/// instructions set the stack pointer from elsewhere than a frame pointer.
+pub const PIVOTS: [(&[u8], &[u8], bool); 18] = [
+    // MOV RSP, RCX; MOV RSP, R8; MOV RSP, R12; MOV RSP, R13.
+    (&[0x48, 0x89, 0xcc], &JMP_RAX, true),
+    (&[0x4c, 0x89, 0xc4], &JMP_RAX, true),
+    (&[0x4c, 0x89, 0xe4], &JMP_RAX, true),
+    (&[0x4c, 0x89, 0xec], &JMP_RAX, true),
+    // The other encoding: MOV RSP, RCX; MOV RSP, R13. Then MOV RSP, [RDI]; MOV RSP, [RBP+8].
+    (&[0x48, 0x8b, 0xe1], &JMP_RAX, true),
+    (&[0x49, 0x8b, 0xe5], &JMP_RAX, true),
+    (&[0x48, 0x8b, 0x27], &JMP_RAX, true),
+    (&[0x48, 0x8b, 0x65, 8], &JMP_RAX, true),
+    // MOV RSP, RBP in both encodings.
+    (&[0x48, 0x89, 0xec], &JMP_RAX, false),
+    (&[0x48, 0x8b, 0xe5], &JMP_RAX, false),
+    // MOV [RSP], RSP; MOV R12, RSP; MOV R12, [RDI]; MOV RDX, RCX; MOV RDX, R8D; NOP and MOV ESP, ECX.
+    (&[0x48, 0x89, 0x24, 0x24], &JMP_RAX, false),
+    (&[0x49, 0x89, 0xe4], &JMP_RAX, false),
+    (&[0x4c, 0x8b, 0x27], &JMP_RAX, false),
+    (&[0x48, 0x89, 0xca], &JMP_RAX, false),
+    (&[0x44, 0x89, 0xc4], &JMP_RAX, false),
+    // JMP R9, with prefixes, and JMP [RDI+8].
+    (&[0x4c, 0x89, 0xc4], &[0x41, 0xff, 0xe1], true),
+    (&[0x4c, 0x89, 0xc4], &[0x3e, 0x41, 0xff, 0xe1], true),
+    (&[0x4c, 0x89, 0xc4], &[0xf2, 0xff, 0x67, 8], true),
+];
+const JMP_RAX: [u8; 2] = [0xff, 0xe0];
+
+/// Calls a function, sets the stack pointer to its value, and jumps, as [`PIVOTS`] says. Each jump has the name
+/// `pivot_N`, its target the name `after_pivot_N`, and the call before it `call_before_pivot_N`.
+fn pivots(code: &mut Code) -> Done {
+    for (number, (moves, jump, _)) in PIVOTS.iter().enumerate() {
+        let inner = code.to("inner");
+        let target = code.to(&format!("after_pivot_{number}"));
+        code.at(&format!("call_before_pivot_{number}"))?.call(inner)?;
+        let a = &mut code.a;
+        a.mov(rbp, rsp)?;
+        a.mov(edi, POINTERS)?;
+        a.lea(rax, qword_ptr(target))?;
+        a.mov(r9, rax)?;
+        for place in [qword_ptr(rdi), qword_ptr(rbp + 8)] {
+            a.mov(place, rsp)?;
+        }
+        a.mov(qword_ptr(rdi + 8), rax)?;
+        // These copies of the stack pointer must not look like moves to it.
+        a.lea(rcx, qword_ptr(rsp))?;
+        for register in [r8, r12, r13] {
+            a.lea(register, qword_ptr(rsp))?;
+        }
+        a.db(moves)?;
+        let a = code.at(&format!("pivot_{number}"))?;
+        a.db(jump)?;
+        a.db(&[0xcc; 16])?;
+        code.at(&format!("after_pivot_{number}"))?.nop()?;
+    }
+    Ok(())
 }
 
 /// Jumps that change the stack pointer in ways that are no `longjmp`: from a frame pointer, or long before the jump.
@@ -612,6 +740,7 @@ fn jumps(code: &mut Code) -> Done {
     a.mov(r8, qword_ptr(rdx))?;
     a.mov(rdx, qword_ptr(rdx + 8))?;
     code.at("deep_sets_stack")?.mov(rsp, r8)?;
+    code.a.nop()?;
     code.at("deep_jumps")?.jmp(rdx)?;
 
     code.at("slow")?.mov(ecx, SLOW_ROUNDS)?;

@@ -100,6 +100,36 @@ fn a_function_that_is_left_by_a_jump_ends_where_the_program_lands() {
 }
 
 #[test]
+fn of_a_function_that_calls_itself_the_inner_call_is_left() {
+    let mut guest = programs();
+    for _ in 0..2 {
+        guest.go_to("call_dive");
+    }
+    let (mut target, names) = guest.target();
+    target.step();
+    let after = names.of("after_dive");
+    let stop = next_over_call(&mut target, after);
+    assert_eq!((stop, names.at(&mut target)), (Stop::Elsewhere, "caught_in_dive".into()));
+    // The outer call returns as usual.
+    let stop = finish(&mut target, after);
+    assert_eq!((stop, names.at(&mut target)), (Stop::Breakpoint(after), "after_dive".into()));
+}
+
+#[test]
+fn the_return_of_a_caller_shows_that_a_function_was_left() {
+    let mut guest = programs();
+    for bytes in 2..8 {
+        guest.go_to(&format!("call_{bytes}"));
+        let (mut target, names) = guest.target_at("throws");
+        // A later breakpoint must not be reached.
+        target.break_at(names.of(&format!("later_{bytes}")));
+        let stop = finish(&mut target, names.of("after_throws"));
+        assert_eq!((stop, names.at(&mut target)), (Stop::Elsewhere, "caught".into()), "{bytes}");
+        assert_eq!(target.take_message().unwrap(), left("5 (alpha)"));
+    }
+}
+
+#[test]
 fn a_breakpoint_or_watchpoint_before_the_landing_ends_the_run() {
     let mut guest = programs();
     let (mut target, names) = guest.target_at("slow");
@@ -128,7 +158,7 @@ fn a_return_address_that_the_user_watches_is_not_watched_twice() {
         // The next call after the jump out of the handler writes to the same place.
         let address = address.max(place);
         assert_eq!(stop, Stop::Watchpoint { kind: WatchKind::Access, address });
-        assert_eq!(names.at(&mut target), "thrower");
+        assert_eq!(names.at(&mut target), "dive");
         [place - 3, place, place + 7].into_iter().for_each(|address| target.clear_watchpoint(watch(address)));
     }
     for address in [place - 4, place + 8] {
@@ -249,6 +279,59 @@ fn a_breakpoint_that_stays_between_movements_keeps_its_thread() {
     target.set_breakpoint(after).unwrap();
     target.step();
     assert_eq!((target.forward(), target.registers().rsp), (Stop::Breakpoint(after), stack));
+}
+
+#[test]
+fn a_breakpoint_that_stays_keeps_its_frame_until_gdb_shows_a_place() {
+    let mut guest = programs();
+    let (mut target, names) = guest.target_at("call_outer");
+    let after = names.of("after_inner_recurse");
+    target.ask("goto 87");
+    target.shown();
+    let stack = target.registers().rsp;
+    // gdb sets the breakpoint once, and steps into an inner call.
+    target.set_breakpoint(after).unwrap();
+    for _ in 0..5 {
+        target.step();
+    }
+    assert_eq!(target.registers().rsp, stack - 16);
+    assert_eq!((target.forward(), target.registers().rsp), (Stop::Breakpoint(after), stack + 8));
+    // After a place was shown, the breakpoint belongs to the frame there.
+    target.ask("goto 87");
+    target.shown();
+    for _ in 0..5 {
+        target.step();
+    }
+    target.shown();
+    assert_eq!((target.forward(), target.registers().rsp), (Stop::Breakpoint(after), stack - 8));
+}
+
+#[test]
+fn a_breakpoint_that_gdb_removed_can_become_one_of_the_user() {
+    let mut guest = programs();
+    let (mut target, names) = guest.target_at("after_yield");
+    let switch = names.of("switch_threads");
+    target.step();
+    target.set_breakpoint(switch).unwrap();
+    assert_eq!(target.forward(), Stop::Breakpoint(switch));
+    let stack = target.registers().rsp;
+    target.clear_breakpoint(switch);
+    target.break_at(switch);
+    assert_eq!(target.forward(), Stop::Breakpoint(switch));
+    assert!(target.registers().rsp.abs_diff(stack) >= 0x1000, "the other thread stops, too");
+}
+
+#[test]
+fn a_watched_switch_is_not_the_end_of_a_thread() {
+    let mut guest = programs();
+    guest.go_to("after_yield");
+    let (mut target, names) = guest.target_at("yielding");
+    let current = names.of("current_task");
+    let switches = Watchpoint { address: current, length: 8, kind: WatchKind::Write };
+    target.set_watchpoint(switches).unwrap();
+    let hit = Stop::Watchpoint { kind: WatchKind::Write, address: current };
+    assert_eq!(finish(&mut target, names.of("after_yielding")), hit);
+    assert_eq!(target.take_message(), None);
 }
 
 #[test]

@@ -172,6 +172,10 @@ fn registers_that_cannot_be_changed_are_refused() {
     new.eflags = old.eflags | 1;
     assert_eq!(target.registers(), new);
     assert_eq!(target.ask("position"), "81 519 1\n");
+    // A flag can be cleared again.
+    new.eflags &= !1;
+    target.write_registers(FIRST_CPU, &new).unwrap();
+    assert_eq!(target.registers().eflags, old.eflags & !1);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use gdb::{DebugTarget, FIRST_CPU, NOT_A_CPU, SleepingThread};
 use gdb_server::GdbTarget;
 use tiny_guest::linux::{CALLS, DIRECT_MAP, ROOT, TEXT, UNMAPPED, task};
 
-use crate::guest::{Asked, Guest, linux, several, tiny};
+use crate::guest::{Asked, Guest, linux, programs, several, tiny};
 
 /// gdb's number of the idle thread.
 const IDLE: gdb::Thread = 1 << 22;
@@ -153,6 +153,33 @@ fn a_sleeping_thread_has_its_saved_registers_and_its_memory() {
 }
 
 #[test]
+fn all_registers_that_a_call_preserves_are_shown() {
+    let mut guest = programs();
+    let (mut target, _) = guest.target_at("beta_main");
+    target.ask("threads on");
+    let threads = target.threads();
+    assert!(threads.sleeping.iter().any(|thread| thread.description == "alpha, pid 5, R"), "{threads:?}");
+    let registers = target.read_registers(5).unwrap();
+    assert_eq!([registers.r12, registers.r13, registers.r14, registers.r15], [12, 13, 14, 15]);
+    // RBX has the address of the saved registers, and RBP is the program's.
+    let stack = task(5)..task(5) + 0x1000;
+    assert!(stack.contains(&registers.rbx) && stack.contains(&registers.rsp), "{registers:x?}");
+    assert_eq!(registers.rbp, target.word(registers.rbx + 32));
+    assert_ne!(registers.rbp, 0);
+}
+
+#[test]
+fn a_thread_whose_number_is_a_processors_gets_another() {
+    let mut guest = at_a_switch();
+    let mut target = guest.target();
+    target.ask("threads on");
+    // The numbers of the thread and of its process.
+    target.write_memory(FIRST_CPU, task(2) + 0x38, &[1, 0, 0, 0, 1, 0, 0, 0]).unwrap();
+    let numbers: Vec<_> = target.threads().sleeping.iter().map(|thread| thread.number).collect();
+    assert_eq!(numbers, [IDLE, IDLE + 1, 6]);
+}
+
+#[test]
 fn memory_is_read_as_the_thread_that_gdbs_user_looks_at() {
     let mut guest = at_a_switch();
     let mut target = guest.target();
@@ -217,7 +244,10 @@ fn symbol_files_stay_until_gdb_has_loaded_newer_ones() {
     let missing = "# the symbols of modules are missing: the kernel's symbols do not include 'modules'";
     assert_eq!(lines[3..], [missing]);
     let answer = target.ask("symbols modules");
-    assert!(loaded(answer.lines().next().unwrap()).ends_with("modules-3"), "{answer}");
+    let modules = loaded(answer.lines().next().unwrap());
+    let bytes = std::fs::read(&modules).unwrap();
+    assert!(modules.ends_with("modules-3"), "{answer}");
+    assert!(!bytes.windows(13).any(|part| part == b"do_syscall_64"), "the file has symbols of modules only");
     assert_eq!(files(), ["kernel-1", "modules-3", "programs-2", "programs-4"]);
     // The first files stay while gdb uses them.
     target.ask("symbols loaded");

@@ -3,7 +3,7 @@
 use gdb::{DebugTarget, FIRST_CPU, Stop, WatchKind, Watchpoint};
 use gdb_server::GdbTarget;
 use history::never;
-use tiny_guest::linux::programs::{MAPPED, SIGNALS, TICKS};
+use tiny_guest::linux::programs::{MAPPED, PIVOTS, SIGNALS, TICKS};
 
 use crate::guest::{Asked, Names, linux, programs, programs_of_unknown_kernel};
 
@@ -109,6 +109,24 @@ fn a_step_back_over_other_jumps_ends_at_the_jump() {
     for (place, before) in [("after_frame", "frame_jumps"), ("after_pivot", "pivot_jumps")] {
         let (mut target, names) = guest.target_at(place);
         assert_eq!((back(&mut target), names.at(&mut target)), (Stop::Step, before.into()));
+    }
+}
+
+#[test]
+fn only_a_jump_that_switches_stacks_leads_back_to_a_call() {
+    let mut guest = programs();
+    for (number, (moves, jump, switches)) in PIVOTS.into_iter().enumerate() {
+        let landed = guest.go_to(&format!("after_pivot_{number}"));
+        let (mut target, names) = guest.target();
+        let begin = if switches { "call_before_pivot" } else { "pivot" };
+        let expected = format!("{begin}_{number}");
+        assert_eq!(
+            (back(&mut target), names.at(&mut target)),
+            (Stop::Step, expected),
+            "{moves:x?} {jump:x?}"
+        );
+        drop(target);
+        guest.seek(landed);
     }
 }
 
