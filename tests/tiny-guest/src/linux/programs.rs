@@ -137,6 +137,10 @@ fn kernel(is_known: bool) -> Result<(Kernel, Places), IcedError> {
     let mut kernel = Kernel::of(kernel_code(&places)?, false);
     kernel.put(PROGRAM, &program);
     kernel.write_vector(0x20, "asm_sysvec_timer");
+    kernel.write_vector(0x80, "asm_int80_emulation");
+    // Programs may use this vector: SDM vol. 3, 7.14.1.
+    let gate = INTERRUPTS + 0x80 * 16;
+    kernel.put(gate + 5, &[0xee]);
     write_tables(&mut kernel);
     write_second_thread(&mut kernel, places["beta_main"]);
     if is_known {
@@ -414,6 +418,8 @@ fn switches(code: &mut Code) -> Done {
 
 fn handlers(code: &mut Code) -> Done {
     code.at("asm_exc_int3")?.iretq()?;
+    code.at("asm_int80_emulation")?.inc(r9)?;
+    code.a.iretq()?;
     let a = code.at("asm_sysvec_timer")?;
     a.push(rax)?;
     a.mov(rax, TICKS)?;
@@ -507,6 +513,8 @@ fn main(code: &mut Code) -> Done {
     code.at("after_write")?.mov(ecx, MAPPED)?;
     code.at("touch")?.mov(rdx, qword_ptr(rcx))?;
     code.at("after_touch")?.nop()?;
+    code.at("int80")?.int(0x80)?;
+    code.at("after_int80")?.nop()?;
     code.system_call("kill", KILL)?;
     code.at("after_kill")?.nop()?;
     save(code, "landing_of_signal")?;
@@ -718,6 +726,7 @@ fn jumps(code: &mut Code) -> Done {
     a.je(jump)?;
     a.mov(ecx, SIGNALS as u32)?;
     a.inc(qword_ptr(rcx))?;
+    code.system_call("call_in_handler", OTHER)?;
     code.at("handler_returns")?.ret()?;
     code.at("restorer")?.nop()?;
     code.system_call("sigreturn", SIGRETURN)?;

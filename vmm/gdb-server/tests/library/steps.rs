@@ -49,6 +49,19 @@ fn a_step_into_a_system_call_may_be_passed() {
 }
 
 #[test]
+fn a_system_call_by_an_interrupt_may_be_passed() {
+    for mut guest in [programs(), programs_of_unknown_kernel()] {
+        let (mut target, names) = guest.target_at("int80");
+        let at = target.position();
+        target.step();
+        assert_eq!(target.registers().rip, names.of("asm_int80_emulation"));
+        target.ask(&format!("goto {at}"));
+        assert_eq!((next(&mut target), names.at(&mut target)), (Stop::Step, "after_int80".to_string()));
+        assert_eq!(target.position(), at + 3);
+    }
+}
+
+#[test]
 fn a_breakpoint_in_a_system_call_ends_the_step() {
     let mut guest = programs();
     let (mut target, names) = guest.target_at("write");
@@ -248,7 +261,8 @@ fn a_watchpoint_during_a_range_step_is_told() {
     target.set_watchpoint(signals).unwrap();
     let range = names.of("handler")..names.of("handler_returns") + 1;
     let hit = Stop::Watchpoint { kind: WatchKind::Write, address: SIGNALS };
-    assert_eq!((in_range(&mut target, range), names.at(&mut target)), (hit, "handler_returns".to_string()));
+    let after_write = names.of("call_in_handler") - 5;
+    assert_eq!((in_range(&mut target, range), target.registers().rip), (hit, after_write));
 }
 
 #[test]
