@@ -307,6 +307,17 @@ fn a_breakpoint_that_stays_keeps_its_frame_until_gdb_shows_a_place() {
 }
 
 #[test]
+fn a_temporary_breakpoint_may_be_in_an_inner_call() {
+    let mut guest = programs();
+    let (mut target, names) = guest.target_at("outer");
+    // gdb's `step` runs to the first line behind a function's beginning.
+    target.step();
+    let inner = names.of("inner");
+    target.set_breakpoint(inner).unwrap();
+    assert_eq!((target.forward(), names.at(&mut target)), (Stop::Breakpoint(inner), "inner".into()));
+}
+
+#[test]
 fn a_breakpoint_that_gdb_removed_can_become_one_of_the_user() {
     let mut guest = programs();
     let (mut target, names) = guest.target_at("after_yield");

@@ -4,11 +4,13 @@ use gdb::{DebugTarget, FIRST_CPU, Registers, Stop};
 use gdb_server::GdbTarget;
 use history::never;
 use history::timeline::{Timeline, TravelStop};
+use machine::config::Processors;
 use machine::position::Instructions;
 use recording::Recording;
 use tempfile::TempDir;
 use tiny_guest::linux::programs::{self, Places};
 use tiny_guest::linux::{self, Kernel};
+use tiny_guest::{DENSE, Script};
 
 /// The system calls of the guest that looks like Linux.
 pub const CALLS_MADE: u32 = 5;
@@ -120,6 +122,16 @@ pub fn several() -> Guest {
     let directory = tempfile::tempdir().unwrap();
     let (recording, kernel) = linux::record_several(directory.path(), "r.ttvm", CALLS_OF_SEVERAL, PROCESSORS);
     Guest { timeline: opened(&recording), kernel, directory }
+}
+
+/// A guest of three processors without a kernel.
+pub fn unknown_several() -> (TempDir, Timeline) {
+    let directory = tempfile::tempdir().unwrap();
+    let processors = (60_000, Processors::new(PROCESSORS).unwrap());
+    let none = Script(Vec::new());
+    let (recording, _) =
+        tiny_guest::several::record(directory.path(), "r.ttvm", processors, DENSE, None, none);
+    (directory, opened(&recording))
 }
 
 /// A guest of a few instructions without a kernel, which runs for some rounds.

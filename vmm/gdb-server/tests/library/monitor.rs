@@ -199,6 +199,10 @@ fn a_search_in_vain_leaves_the_position() {
     ] {
         assert_eq!(target.ask(&format!("forward-to {what}")), format!("error: {why}\n"));
     }
+    for what in ["call decoy calls", "write 1 0", "interrupt 256", "syscall read write"] {
+        let answer = target.ask(&format!("forward-to {what}"));
+        assert!(answer.starts_with(&format!("error: '{what}' is no condition: ")), "{answer}");
+    }
     assert_eq!(target.position(), 177);
 }
 

@@ -5,7 +5,7 @@ use gdb_server::GdbTarget;
 use history::never;
 use tiny_guest::linux::{CALLS, COUNTED};
 
-use crate::guest::{Asked, Guest, several};
+use crate::guest::{Asked, Guest, several, unknown_several};
 
 /// The second processor, and the end of its first turn that ends with a write.
 const SECOND: gdb::Thread = FIRST_CPU + 1;
@@ -149,4 +149,50 @@ fn a_processor_that_never_started_takes_no_step() {
     let stop = target.step_forward(FIRST_CPU + 2, &mut never).unwrap();
     assert_eq!(stop, Stop::HistoryEnd);
     assert_eq!(target.ask("break-in here").lines().count(), 2);
+}
+
+/// The places of a processor after steps, as positions and instruction pointers.
+fn walk(target: &mut GdbTarget<'_>, cpu: gdb::Thread, steps: usize, forward: bool) -> Vec<(u64, u64)> {
+    let mut step = || {
+        let stop = match forward {
+            true => target.step_forward(cpu, &mut never),
+            false => target.step_backward(cpu, &mut never),
+        };
+        assert_eq!((stop, target.selected_cpu()), (Ok(Stop::Step), cpu));
+        (target.read_registers(cpu).unwrap().rip, target.read_registers(cpu).unwrap().rbx)
+    };
+    (0..steps).map(|_| step()).collect()
+}
+
+#[test]
+fn steps_back_are_the_mirror_image_of_steps_on_each_processor() {
+    let (_directory, mut timeline) = unknown_several();
+    let mut target = GdbTarget::new(&mut timeline);
+    for follows in ["off", "on"] {
+        for cpu in [1, 2, 3] {
+            // The turns are some thousand steps long. The walk passes the end of one.
+            target.ask(&format!("step-interrupts {follows}"));
+            target.ask("goto 250000");
+            target.shown();
+            let there = walk(&mut target, cpu, 40, true);
+            let back = walk(&mut target, cpu, 39, false);
+            let expected: Vec<_> = there.iter().rev().skip(1).copied().collect();
+            assert_eq!(back, expected, "{cpu} {follows}");
+        }
+    }
+}
+
+#[test]
+fn a_switch_of_threads_is_undone_on_its_processor() {
+    let mut guest = at_a_switch();
+    let mut target = guest.target();
+    target.ask("goto +8");
+    target.shown();
+    // The second switch leads back to `alpha`.
+    let after = target.position();
+    let alphas = target.registers();
+    assert_eq!((target.step_back(), target.selected_cpu()), (Stop::Step, FIRST_CPU));
+    assert_eq!(target.position(), after - 7);
+    assert_eq!((target.step(), target.position()), (Stop::Step, after));
+    assert_eq!(target.registers(), alphas);
 }
