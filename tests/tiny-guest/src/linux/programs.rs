@@ -57,6 +57,9 @@ pub const SLOW_ROUNDS: u32 = 300_000;
 const DEEP_ROUNDS: u32 = 3000;
 /// The rounds of the loop with which the thread 6 begins.
 const BETA_ROUNDS: u32 = 2_200_000;
+/// The register with the base of FS, which is different in each thread: these bits of the address of its structure.
+const FS_BASE: u32 = 0xc000_0100;
+const TASK_BITS: u32 = 0xff_ffff;
 /// The size of the registers that an entry into the kernel saves, and offsets of some of them.
 const SAVED_BYTES: u64 = 168;
 const RAX: i32 = 80;
@@ -207,8 +210,12 @@ fn start(code: &mut Code) -> Done {
     a.lidt(qword_ptr(rax))?;
     a.mov(eax, u32::from(TASK_STATE))?;
     a.ltr(ax)?;
-    // STAR, SFMASK and LSTAR.
-    for (register, low, high) in [(0xc000_0081_u32, 0_u32, 0x18_0008_u32), (0xc000_0084, 0x300, 0)] {
+    // STAR, SFMASK, the base of FS, and LSTAR.
+    for (register, low, high) in [
+        (0xc000_0081_u32, 0_u32, 0x18_0008_u32),
+        (0xc000_0084, 0x300, 0),
+        (FS_BASE, task(5) as u32 & TASK_BITS, 0),
+    ] {
         a.mov(ecx, register)?;
         a.mov(eax, low)?;
         a.mov(edx, high)?;
@@ -411,6 +418,11 @@ fn switches(code: &mut Code) -> Done {
         a.mov(rcx, place)?;
         a.mov(qword_ptr(rcx), rax)?;
     }
+    a.mov(ecx, FS_BASE)?;
+    a.mov(eax, esi)?;
+    a.and(eax, TASK_BITS as i32)?;
+    a.xor(edx, edx)?;
+    a.wrmsr()?;
     a.mov(rax, CURRENT)?;
     code.at("switch")?.mov(qword_ptr(rax), rsi)?;
     code.a.ret()
@@ -500,7 +512,8 @@ fn main(code: &mut Code) -> Done {
     code.call("outer")?;
     code.at("after_outer")?.mov(edi, 3)?;
     code.call("recurse")?;
-    code.at("after_recurse")?.nop()?;
+    code.at("after_recurse")?.mov(edi, 3)?;
+    code.call("plain")?;
     pivots(code)?;
     same_frame(code)?;
     for (register, value) in [(r12d, 12_u32), (r13d, 13), (r14d, 14), (r15d, 15)] {
@@ -583,12 +596,13 @@ fn calls_of_all_kinds(code: &mut Code) -> Done {
 /// Functions that are left by a jump to one of their callers.
 fn catchers(code: &mut Code) -> Done {
     let jump = code.to("jump");
-    code.at("catches")?.nop()?;
+    // The function has many words of its own on the stack.
+    code.at("catches")?.sub(rsp, 0x60)?;
     save(code, "caught")?;
     code.call("throws")?;
-    code.at("after_throws")?.ret()?;
-    code.at("caught")?.nop()?;
-    code.at("caught_returns")?.ret()?;
+    code.at("after_throws")?.nop()?;
+    code.at("caught")?.add(rsp, 0x60)?;
+    code.a.ret()?;
     code.at("throws")?.nop()?;
     code.a.jmp(jump)?;
 
@@ -710,6 +724,15 @@ fn functions(code: &mut Code) -> Done {
     code.a.set_label(&mut end)?;
     code.a.ret()?;
 
+    let mut end = code.a.create_label();
+    let a = code.at("plain")?;
+    a.dec(edi)?;
+    a.js(end)?;
+    code.call("plain")?;
+    code.at("after_inner_plain")?.nop()?;
+    code.a.set_label(&mut end)?;
+    code.a.ret()?;
+
     code.at("yielding")?.nop()?;
     code.system_call("yield_inside", YIELD)?;
     code.at("after_yield_inside")?.ret()?;
@@ -749,7 +772,9 @@ fn jumps(code: &mut Code) -> Done {
     a.mov(r8, qword_ptr(rdx))?;
     a.mov(rdx, qword_ptr(rdx + 8))?;
     code.at("deep_sets_stack")?.mov(rsp, r8)?;
-    code.a.nop()?;
+    // INC EAX and MOV EAX, ESP. In parts, their encodings are those of a jump.
+    code.a.inc(eax)?;
+    code.a.db(&[0x89, 0xe0])?;
     code.at("deep_jumps")?.jmp(rdx)?;
 
     code.at("slow")?.mov(ecx, SLOW_ROUNDS)?;

@@ -26,6 +26,14 @@ fn next_over_call(target: &mut GdbTarget<'_>, returns_to: u64) -> Stop {
     stop
 }
 
+/// The position at which the program first enters the function that calls itself. The guest then is at the start. The
+/// inner calls begin 5, 10 and 15 steps later, and return 18, 20 and 22 steps later.
+fn first_recursion(guest: &mut Programs) -> u64 {
+    let first = guest.go_to("recurse");
+    guest.seek(0);
+    first
+}
+
 fn left(thread: &str) -> String {
     format!(
         "The thread {thread} left the function without its return: by longjmp, an exception or the like. \
@@ -36,6 +44,7 @@ fn left(thread: &str) -> String {
 #[test]
 fn a_function_is_finished_at_its_own_return() {
     for mut guest in [programs(), programs_of_unknown_kernel()] {
+        let first = first_recursion(&mut guest);
         let (mut target, names) = guest.target_at("inner");
         let stack = target.registers().rsp;
         let after = names.of("after_inner");
@@ -44,14 +53,25 @@ fn a_function_is_finished_at_its_own_return() {
             (Stop::Breakpoint(after), stack + 8)
         );
         // A function that calls itself returns to the same address several times.
-        target.ask("goto 87");
+        target.ask(&format!("goto {}", first + 5));
         assert_eq!(names.at(&mut target), "recurse");
         let (after, stack) = (names.of("after_inner_recurse"), target.registers().rsp);
         assert_eq!(
             (finish(&mut target, after), target.registers().rsp),
             (Stop::Breakpoint(after), stack + 8)
         );
-        assert_eq!(target.position(), 104);
+        assert_eq!(target.position(), first + 22);
+        // This function has nothing on the stack but its return address.
+        drop(target);
+        for _ in 0..2 {
+            guest.go_to("plain");
+        }
+        let (mut target, names) = guest.target();
+        let (after, stack) = (names.of("after_inner_plain"), target.registers().rsp);
+        assert_eq!(
+            (finish(&mut target, after), target.registers().rsp),
+            (Stop::Breakpoint(after), stack + 8)
+        );
         assert_eq!(target.take_message(), None);
     }
 }
@@ -59,13 +79,14 @@ fn a_function_is_finished_at_its_own_return() {
 #[test]
 fn a_call_is_passed_by_next() {
     for mut guest in [programs(), programs_of_unknown_kernel()] {
+        let first = first_recursion(&mut guest);
         let (mut target, names) = guest.target();
         // The call in the second round of the recursion.
-        target.ask("goto 91");
+        target.ask(&format!("goto {}", first + 9));
         target.shown();
         let (after, stack) = (names.of("after_inner_recurse"), target.registers().rsp);
         assert_eq!(next_over_call(&mut target, after), Stop::Breakpoint(after));
-        assert_eq!((target.registers().rsp, target.position()), (stack, 102));
+        assert_eq!((target.registers().rsp, target.position()), (stack, first + 20));
         drop(target);
         let call = guest.go_to("thrower") - 1;
         guest.seek(call);
@@ -240,23 +261,24 @@ fn a_run_that_the_recording_cuts_off_says_so() {
 #[test]
 fn breakpoints_of_the_user_stop_everywhere() {
     let mut guest = programs();
+    let first = first_recursion(&mut guest);
     let after = guest.place("after_inner_recurse");
     let (mut target, names) = guest.target();
     let at_call = |target: &mut GdbTarget<'_>| {
-        target.ask("goto 87");
+        target.ask(&format!("goto {}", first + 5));
         target.shown();
     };
     at_call(&mut target);
     target.ask(&format!("user-breakpoints {after:#x}"));
-    assert_eq!((finish(&mut target, after), target.position()), (Stop::Breakpoint(after), 100));
+    assert_eq!((finish(&mut target, after), target.position()), (Stop::Breakpoint(after), first + 18));
     at_call(&mut target);
     target.ask("user-breakpoints 0x1234");
-    assert_eq!((finish(&mut target, after), target.position()), (Stop::Breakpoint(after), 104));
+    assert_eq!((finish(&mut target, after), target.position()), (Stop::Breakpoint(after), first + 22));
     // A breakpoint that is not at a return address stops in each call.
     at_call(&mut target);
     let recurse = names.of("recurse");
     target.break_at(recurse);
-    assert_eq!((target.forward(), target.position()), (Stop::Breakpoint(recurse), 92));
+    assert_eq!((target.forward(), target.position()), (Stop::Breakpoint(recurse), first + 10));
     // A condition of a temporary breakpoint counts, too.
     at_call(&mut target);
     target.clear_breakpoint(recurse);
@@ -264,7 +286,7 @@ fn breakpoints_of_the_user_stop_everywhere() {
     assert!(matches!(finish(&mut target, after), Stop::Elsewhere | Stop::HistoryEnd));
     target.set_conditions(after, &[gdb::Condition::new([0x22, 1, 0x27])]);
     at_call(&mut target);
-    assert_eq!((finish(&mut target, after), target.position()), (Stop::Breakpoint(after), 104));
+    assert_eq!((finish(&mut target, after), target.position()), (Stop::Breakpoint(after), first + 22));
 }
 
 #[test]
@@ -284,9 +306,10 @@ fn a_breakpoint_that_stays_between_movements_keeps_its_thread() {
 #[test]
 fn a_breakpoint_that_stays_keeps_its_frame_until_gdb_shows_a_place() {
     let mut guest = programs();
-    let (mut target, names) = guest.target_at("call_outer");
+    let first = first_recursion(&mut guest);
+    let (mut target, names) = guest.target();
     let after = names.of("after_inner_recurse");
-    target.ask("goto 87");
+    target.ask(&format!("goto {}", first + 5));
     target.shown();
     let stack = target.registers().rsp;
     // gdb sets the breakpoint once, and steps into an inner call.
@@ -297,7 +320,7 @@ fn a_breakpoint_that_stays_keeps_its_frame_until_gdb_shows_a_place() {
     assert_eq!(target.registers().rsp, stack - 16);
     assert_eq!((target.forward(), target.registers().rsp), (Stop::Breakpoint(after), stack + 8));
     // After a place was shown, the breakpoint belongs to the frame there.
-    target.ask("goto 87");
+    target.ask(&format!("goto {}", first + 5));
     target.shown();
     for _ in 0..5 {
         target.step();
@@ -382,24 +405,25 @@ fn a_run_to_a_return_can_be_interrupted() {
 #[test]
 fn a_run_backward_stops_in_the_same_frame() {
     let mut guest = programs();
+    let first = first_recursion(&mut guest);
     let (mut target, names) = guest.target_at("after_recurse");
     let recurse = names.of("recurse");
     // gdb's `reverse-next` steps back into the function, and runs to its entry.
     assert_eq!(target.step_back(), Stop::Step);
     target.set_breakpoint(recurse).unwrap();
-    assert_eq!((target.backward(), target.position()), (Stop::Breakpoint(recurse), 82));
+    assert_eq!((target.backward(), target.position()), (Stop::Breakpoint(recurse), first));
     target.clear_breakpoint(recurse);
     // For a breakpoint of the user each frame counts.
-    target.ask("goto 105");
+    target.ask(&format!("goto {}", first + 23));
     target.break_at(recurse);
-    assert_eq!((target.backward(), target.position()), (Stop::Breakpoint(recurse), 97));
+    assert_eq!((target.backward(), target.position()), (Stop::Breakpoint(recurse), first + 15));
     target.clear_breakpoint(recurse);
     // `reverse-finish` from the middle: the frame is not yet known to be the innermost.
     target.ask("user-breakpoints");
-    target.ask("goto 105");
+    target.ask(&format!("goto {}", first + 23));
     target.shown();
     target.break_at(recurse);
-    assert_eq!((target.backward(), target.position()), (Stop::Breakpoint(recurse), 97));
+    assert_eq!((target.backward(), target.position()), (Stop::Breakpoint(recurse), first + 15));
 }
 
 #[test]

@@ -169,6 +169,8 @@ fn movements_go_to_the_last_or_next_event() {
         ("forward-to write calls", write(first_write + 1, 0)),
         ("forward-to change calls", write(second_write + 1, 2)),
         ("back-to change calls", write(second_write, 2)),
+        ("back-to access calls", write(first_write, 0).replace("write to", "access to")),
+        ("forward-to access calls", write(first_write + 1, 0).replace("write to", "access to")),
         ("back-to read calls 8", format!("read of {CALLS:#x} <calls>\n{}", when(first_write, 0))),
         ("forward-to syscall write", format!("system call 1 (write)\n{}", when(234, 4))),
         ("forward-to syscall 0", format!("system call 0 (read)\n{}", when(330, 6))),

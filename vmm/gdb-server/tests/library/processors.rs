@@ -143,6 +143,40 @@ fn runs_of_a_chosen_processor_show_it_until_they_stop_elsewhere() {
 }
 
 #[test]
+fn a_search_may_choose_a_processor() {
+    let mut guest = at_a_switch();
+    let mut target = guest.target();
+    let in_vain = target.ask("forward-to write calls cpu:1");
+    assert!(in_vain.starts_with("not found between here and the end; "), "{in_vain}");
+    assert!(target.ask("forward-to write calls cpu:0").starts_with("write to "));
+    let list = target.ask("traps write:counted cpu:0 99000 101000");
+    assert_eq!(list, "nowhere in that part of the recording\n");
+    let list = target.ask("traps write:counted cpu:1 pid:2 99990 101000");
+    assert!(list.starts_with("hit:0    insn:999"), "{list}");
+}
+
+#[test]
+fn a_thread_that_goes_on_on_another_processor_is_told() {
+    let mut guest = at_a_switch();
+    let current = guest.kernel.address_of("current_task");
+    let mut target = guest.target();
+    let inside = target.read_registers(SECOND).unwrap().rip;
+    // gdb's own breakpoint belongs to the thread `alpha`.
+    target.step();
+    target.set_breakpoint(inside).unwrap();
+    target.step();
+    // In a fork, the two processors exchange their threads.
+    let tasks = [target.word(current + 0x10), target.word(current)];
+    for (task, place) in tasks.into_iter().zip([current, current + 0x10]) {
+        target.write_memory(FIRST_CPU, place, &task.to_le_bytes()).unwrap();
+    }
+    assert_eq!((target.forward(), target.selected_cpu()), (Stop::Elsewhere, SECOND));
+    let message = target.take_message().unwrap();
+    assert_eq!(message, "The thread 5 (alpha) goes on here, on processor 1.");
+    assert_eq!(target.read_registers(SECOND).unwrap().rip, inside);
+}
+
+#[test]
 fn a_processor_that_never_started_takes_no_step() {
     let mut guest = at_a_switch();
     let mut target = guest.target();

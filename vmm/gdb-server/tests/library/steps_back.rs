@@ -106,9 +106,20 @@ fn a_step_back_over_other_jumps_ends_at_the_jump() {
     let (mut target, names) = guest.target_at("after_outer");
     let expected = ["outer_returns", "after_inner", "inner_returns", "inner"];
     assert_eq!(walk(&mut target, &names, 4), expected);
+    drop(target);
     for (place, before) in [("after_frame", "frame_jumps"), ("after_pivot", "pivot_jumps")] {
         let (mut target, names) = guest.target_at(place);
         assert_eq!((back(&mut target), names.at(&mut target)), (Stop::Step, before.into()));
+    }
+}
+
+#[test]
+fn an_instruction_between_a_stack_switch_and_its_jump_is_one_step() {
+    let mut guest = programs();
+    let (mut target, names) = guest.target_at("deep_jumps");
+    let jump = target.registers().rip;
+    for expected in [jump - 2, jump - 4, names.of("deep_sets_stack")] {
+        assert_eq!((back(&mut target), target.registers().rip), (Stop::Step, expected));
     }
 }
 
@@ -305,4 +316,13 @@ fn a_step_back_that_is_interrupted_stays() {
     let stop = target.step_backward(FIRST_CPU, &mut || true).unwrap();
     assert_eq!((stop, target.position()), (Stop::Interrupted, after));
     assert_eq!(target.step_backward(FIRST_CPU, &mut never), Ok(Stop::Step));
+    // In the kernel, too, the other thread's long run is undone.
+    drop(target);
+    guest.seek(after);
+    let (mut target, _) = guest.target();
+    target.ask("back-to call __switch_to comm:beta");
+    target.ask("forward-to write current_task");
+    let (switched, stack) = (target.position(), target.registers().rsp);
+    let stop = target.step_backward(FIRST_CPU, &mut || true).unwrap();
+    assert_eq!((stop, target.position(), target.registers().rsp), (Stop::Interrupted, switched, stack));
 }
