@@ -265,6 +265,29 @@ fn an_interrupt_between_two_steps_is_undone_with_its_handler() {
 }
 
 #[test]
+fn in_32_bit_mode_faults_and_interrupts_are_passed_in_both_directions() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recording, fault) = tiny_guest::faulting::record_32_bits(directory.path(), "r.ttvm");
+    let mut timeline = history::timeline::Timeline::open_with(&recording, 1).unwrap();
+    let mut target = GdbTarget::new(&mut timeline);
+    target.ask(&format!("forward-to call {fault:#x}"));
+    let (at, stack) = (target.position(), target.registers().rsp);
+    // The handler has an error code on its stack.
+    assert_eq!((target.step(), target.registers().rip), (Stop::Step, fault + 2));
+    assert_eq!((target.position(), target.registers().rsp), (at + 5, stack));
+    assert_eq!((target.step_back(), target.position()), (Stop::Step, at + 4));
+    assert_eq!((target.step_back(), target.position()), (Stop::Step, at - 1));
+    target.ask("goto 20000");
+    target.ask("forward-to interrupt");
+    target.ask("goto -1");
+    let (at, before) = (target.position(), target.registers());
+    assert_eq!(target.step(), Stop::Step);
+    assert_eq!((target.position(), target.registers().rsp), (at + 7, before.rsp));
+    assert_eq!((target.step_back(), target.registers()), (Stop::Step, before));
+    assert_eq!((target.step_back(), target.position()), (Stop::Step, at - 1));
+}
+
+#[test]
 fn the_kernels_steps_back_pass_faults_and_breakpoint_exceptions() {
     let mut guest = programs();
     let copy = guest.go_to("copy");
