@@ -151,7 +151,8 @@ fn registers_that_cannot_be_changed_are_refused() {
     guest.go_to("__switch_to");
     let mut target = guest.target();
     let old = target.registers();
-    let changes: [(fn(&mut gdb::Registers), &str); 4] = [
+    type Change = fn(&mut gdb::Registers);
+    let changes: [(Change, &str); 4] = [
         (|new| new.ss ^= 8, "a segment register cannot be changed from here"),
         (|new| new.cr4 ^= 1, "a control register cannot be changed from here"),
         (|new| new.gs_base = 1 << 47, "gs_base must be a canonical address"),

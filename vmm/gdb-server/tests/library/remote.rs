@@ -62,7 +62,10 @@ impl Client {
                 byte => answer.push(byte),
             }
         }
-        (self.byte(), self.byte());
+        // The two digits of the checksum.
+        for _ in 0..2 {
+            self.byte();
+        }
         // The server may have closed the connection after its last answer.
         let _ = self.stream.write_all(b"+");
         String::from_utf8_lossy(&answer).into_owned()
