@@ -11,6 +11,8 @@
 //! and increments a counter. In each system call the kernel executes PAUSE, which lets processor 1 run. The other
 //! processors never start.
 
+pub mod programs;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -94,15 +96,24 @@ impl Kernel {
     /// Creates a kernel whose program makes `calls` system calls. `several` says whether the machine has several
     /// processors.
     pub fn new(calls: u32, several: bool) -> Kernel {
+        let mut kernel = Kernel::of(
+            code(calls, several).expect("the program is a constant that can be assembled"),
+            several,
+        );
+        kernel.write_symbols();
+        kernel
+    }
+
+    /// A kernel with this code, without its list of symbols.
+    fn of((code, labels): (Vec<u8>, Vec<Label>), several: bool) -> Kernel {
         let bytes = vec![0; (END - u64::from(LOAD)) as usize];
         let mut kernel = Kernel { bytes, symbols: BTreeMap::new() };
         kernel.write_tables();
-        kernel.write_code(calls, several);
+        kernel.write_code(&code, labels, several);
         kernel.write_types();
         kernel.write_tasks();
         kernel.write_variables();
         kernel.write_unwind_tables();
-        kernel.write_symbols();
         kernel
     }
 
@@ -155,20 +166,16 @@ impl Kernel {
         self.put_u64(INTERRUPT_REGISTER + 2, IMAGE + INTERRUPTS);
     }
 
-    fn write_code(&mut self, calls: u32, several: bool) {
+    fn write_code(&mut self, code: &[u8], labels: Vec<Label>, several: bool) {
         let begin = begin(several).expect("the program is a constant that can be assembled");
         self.put(u64::from(LOAD + HEADER_BYTES), &begin);
-        let (code, labels) = code(calls, several).expect("the program is a constant that can be assembled");
-        self.put(CODE, &code);
-        let others = labels.iter().find(|(name, _)| *name == "start_secondary").expect("it has a label").1;
+        self.put(CODE, code);
+        let others = labels.iter().find(|(name, _)| name == "start_secondary").expect("it has a label").1;
         let trampoline = trampoline(others).expect("the program is a constant that can be assembled");
         self.put(TRAMPOLINE, &trampoline);
-        labels.into_iter().for_each(|(name, address)| self.symbol(name, 'T', address));
+        labels.into_iter().for_each(|(name, address)| self.symbol(&name, 'T', address));
         for (vector, name) in [(3, "asm_exc_int3"), (14, "asm_exc_page_fault")] {
-            let handler = self.address_of(name);
-            let low = handler & 0xffff | 8 << 16 | 0x8e00 << 32 | (handler >> 16 & 0xffff) << 48;
-            self.put_u64(INTERRUPTS + vector * 16, low);
-            self.put_u64(INTERRUPTS + vector * 16 + 8, handler >> 32);
+            self.write_vector(vector, name);
         }
         for number in 0..FILLERS {
             self.symbol(&format!("filler_{number}"), 't', IMAGE + FUNCTIONS + number * 16);
@@ -182,6 +189,14 @@ impl Kernel {
         self.symbol("_text", 'T', IMAGE + CODE);
         self.symbol("_etext", 'T', sleeping + 0x400);
         self.symbol("_end", 'B', IMAGE + END);
+    }
+
+    /// Writes the entry of the interrupt table for a vector.
+    fn write_vector(&mut self, vector: u64, name: &str) {
+        let handler = self.address_of(name);
+        let low = handler & 0xffff | 8 << 16 | 0x8e00 << 32 | (handler >> 16 & 0xffff) << 48;
+        self.put_u64(INTERRUPTS + vector * 16, low);
+        self.put_u64(INTERRUPTS + vector * 16 + 8, handler >> 32);
     }
 
     /// Writes the kernel's type information.
@@ -453,7 +468,7 @@ fn trampoline(others: u64) -> Result<Vec<u8>, IcedError> {
 }
 
 /// A name, and its address.
-type Label = (&'static str, u64);
+type Label = (String, u64);
 
 fn code(calls: u32, several: bool) -> Result<(Vec<u8>, Vec<Label>), IcedError> {
     let mut a = CodeAssembler::new(64)?;
@@ -603,7 +618,7 @@ fn code(calls: u32, several: bool) -> Result<(Vec<u8>, Vec<Label>), IcedError> {
     let assembled = a.assemble_options(IMAGE + CODE, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
     let addresses = labels.iter().map(|label| assembled.label_ip(label)).collect::<Result<Vec<_>, _>>()?;
     let bytes = assembled.inner.code_buffer.clone();
-    Ok((bytes, names.into_iter().zip(addresses).collect()))
+    Ok((bytes, names.map(String::from).into_iter().zip(addresses).collect()))
 }
 
 /// Records the guest in a machine with several processors.

@@ -189,6 +189,16 @@ mod tests {
     }
 
     #[test]
+    fn the_pointers_of_the_x87_are_shown_in_two_parts() {
+        let mut state = CpuState::reset();
+        state.fpu.instruction_pointer = 0x1234_8765_4321;
+        state.fpu.data_pointer = 0x5678_1111_2222;
+        let shown = to_gdb(&state);
+        assert_eq!((shown.fiseg, shown.fioff), (0x1234, 0x8765_4321));
+        assert_eq!((shown.foseg, shown.fooff), (0x5678, 0x1111_2222));
+    }
+
+    #[test]
     fn some_changes_are_refused() {
         let changes: [fn(&mut Registers); 5] = [
             |r| r.cs ^= 3,

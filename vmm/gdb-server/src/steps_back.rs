@@ -295,24 +295,28 @@ impl GdbTarget<'_> {
         let traps = Traps { returns: true, ..Traps::default() };
         // The handler's return address is directly below the frame.
         let begins = Filter::new(move |machine: &Machine<Instructions>| {
-            machine.cpu().core().reg64(RSP).wrapping_add(8) == frame && thread.is_program_of_thread(machine)
+            is_below(machine, frame) && thread.is_program_of_thread(machine)
         });
-        self.timeline.set_stops(Stops { traps, trap_filter: Some(begins), ..Stops::default() });
-        let stop = self.timeline.run_backward(poll).map_err(refused)?;
-        if !matches!(stop, TravelStop::Hit(_)) {
-            return Ok(stop);
-        }
+        let begins = Stops { traps, trap_filter: Some(begins), ..Stops::default() };
         let level = there.clone();
         let entries = Stops {
             traps: Traps { system_calls: SystemCalls::All, ..deliveries() },
             trap_filter: Some(Filter::new(move |machine| level.was_left(machine))),
             ..Stops::default()
         };
-        self.timeline.set_stops(entries);
-        Ok(match self.timeline.run_backward(poll).map_err(refused)? {
-            TravelStop::Hit(_) => TravelStop::Reached,
-            stop => stop,
-        })
+        loop {
+            for stops in [&begins, &entries] {
+                self.timeline.set_stops(stops.clone());
+                let stop = self.timeline.run_backward(poll).map_err(refused)?;
+                if !matches!(stop, TravelStop::Hit(_)) {
+                    return Ok(stop);
+                }
+            }
+            // The handler itself may have entered the kernel with the same stack pointer.
+            if !is_below(self.timeline.machine(), frame) {
+                return Ok(TravelStop::Reached);
+            }
+        }
     }
 
     /// The machine must be right before a program's jump to `there`. If the jump switched stacks, goes back to the last
@@ -483,6 +487,11 @@ fn switches_from(task: u64) -> Filter {
         let is_from = |hit: &cpu::Hit| matches!(hit, cpu::Hit::Watch(hit) if hit.old == Some(task));
         machine.cpu().hits().iter().any(is_from)
     })
+}
+
+/// Whether the stack pointer is directly below a signal frame, as at the beginning of the handler.
+fn is_below(machine: &Machine<Instructions>, frame: u64) -> bool {
+    machine.cpu().core().reg64(RSP).wrapping_add(8) == frame
 }
 
 /// Whether the next instruction is a jump through a register or memory, or a return.
