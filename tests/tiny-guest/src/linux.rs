@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use iced_x86::code_asm::*;
 use iced_x86::{BlockEncoderOptions, IcedError};
-use machine::config::{MachineOptions, Processors};
+use machine::config::MachineOptions;
 use machine::position::Instructions;
 use recording::log::EndRecord;
 use recording::pace::CheckpointOptions;
@@ -630,7 +630,7 @@ pub fn record_several(
 ) -> (Recording<Instructions>, Kernel) {
     let kernel = Kernel::new(calls, true);
     let path = kernel.write(directory, &format!("linux-several-{calls}"));
-    let processors = Processors::new(processors).expect("a machine can have so many");
+    let processors = super::several::processors(processors);
     let options = MachineOptions { processors, ..super::options(path) };
     let recording = directory.join(name);
     let mut guest = Recordable::new(&options, POWER_ON).unwrap();

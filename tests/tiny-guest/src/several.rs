@@ -19,6 +19,14 @@ use recording::{Recordable, Recording};
 
 use crate::{HEADER_BYTES, LOAD, POWER_ON, STIRRED, end_the_run, image, open, options};
 
+/// Describes processors with short turns, as in recordings of earlier versions. The guests of this package end before a
+/// usual turn would.
+pub fn processors(count: u8) -> Processors {
+    let processors =
+        Processors::new(count).and_then(|processors| processors.with_ring_steps(cpu::TURN_STEPS));
+    processors.expect("a machine can have so many")
+}
+
 /// The size of the memory that the first processor stirs. The size is small, so that recordings are small.
 const STIRRED_BYTES: i32 = 0x1000;
 /// The address of the word that all processors change.

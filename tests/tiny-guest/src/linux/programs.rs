@@ -1,7 +1,7 @@
 //! A guest that looks like Linux and runs a program in ring 3. The program does what steps of a debugger must follow:
 //! calls, recursion, system calls, faults, signals, `longjmp`, switches between two threads, and `exec`.
 //!
-//! The processes are those of the module above. The thread 5 (`alpha`) runs the program from `main` on. At its first
+//! The guest has the same processes as the guest of the parent module. The thread 5 (`alpha`) runs the program from `main` on. At its first
 //! yield the thread 6 (`beta`) begins in the kernel's `ret_from_fork_asm`, and is busy for a while. At the end 5 executes a second program,
 //! which spins and powers the machine off. A timer ticks all the time.
 
@@ -623,9 +623,9 @@ fn catchers(code: &mut Code) -> Done {
     code.a.ret()
 }
 
-/// The instructions of [`pivots`] before a jump and the jump, in bytes. RBP, RCX, R8, R12 and R13 have the stack pointer,
-/// RDI and RBP the address of a word with it, and RAX and R9 the jump's target. The last column says whether the
-/// instructions set the stack pointer from elsewhere than a frame pointer.
+/// The instructions of [`pivots`] before a jump and the jump, in bytes. Before these instructions, RBP, RCX, R8, R12 and
+/// R13 have the new stack pointer, and so have the words at RDI and RBP + 8. RAX and R9 have the jump's target. The last
+/// column says whether the instructions set the stack pointer from elsewhere than a frame pointer.
 pub const PIVOTS: [(&[u8], &[u8], bool); 18] = [
     // MOV RSP, RCX; MOV RSP, R8; MOV RSP, R12; MOV RSP, R13.
     (&[0x48, 0x89, 0xcc], &JMP_RAX, true),
@@ -772,7 +772,7 @@ fn jumps(code: &mut Code) -> Done {
     a.mov(r8, qword_ptr(rdx))?;
     a.mov(rdx, qword_ptr(rdx + 8))?;
     code.at("deep_sets_stack")?.mov(rsp, r8)?;
-    // INC EAX and MOV EAX, ESP. In parts, their encodings are those of a jump.
+    // INC EAX and MOV EAX, ESP. Parts of their encodings look like a jump.
     code.a.inc(eax)?;
     code.a.db(&[0x89, 0xe0])?;
     code.at("deep_jumps")?.jmp(rdx)?;

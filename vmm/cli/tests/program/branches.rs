@@ -4,7 +4,6 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use history::timeline::Timeline;
-use machine::config::Processors;
 use machine::error::exit_code;
 use machine::hashes::hex;
 use machine::position::Count;
@@ -87,7 +86,7 @@ fn hash_at_end(recording: &Path, instruction: u64) -> String {
 fn a_branch_with_other_turns_can_be_recorded() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
-    let processors = Processors::new(3).unwrap();
+    let processors = several::processors(3);
     several::record(path, "r.ttvm", (8_000, processors), DENSE, None, Script(Vec::new()));
     let limits = ["--at", "insn:50000", "--max-instructions", "100000"];
     let (code, rows) = branches(path, 4, &[&limits[..], &["--vary", "turns", "--state-hash"]].concat());

@@ -4,7 +4,6 @@ use gdb::{DebugTarget, FIRST_CPU, Registers, Stop};
 use gdb_server::GdbTarget;
 use history::never;
 use history::timeline::{Timeline, TravelStop};
-use machine::config::Processors;
 use machine::position::Instructions;
 use recording::Recording;
 use tempfile::TempDir;
@@ -127,7 +126,7 @@ pub fn several() -> Guest {
 /// A guest of three processors without a kernel.
 pub fn unknown_several() -> (TempDir, Timeline) {
     let directory = tempfile::tempdir().unwrap();
-    let processors = (60_000, Processors::new(PROCESSORS).unwrap());
+    let processors = (60_000, tiny_guest::several::processors(PROCESSORS));
     let none = Script(Vec::new());
     let (recording, _) =
         tiny_guest::several::record(directory.path(), "r.ttvm", processors, DENSE, None, none);

@@ -32,7 +32,7 @@ fn breakpoints_stop_runs_in_both_directions_until_they_are_cleared() {
     assert_eq!((target.forward(), target.position()), (Stop::HistoryEnd, 519));
 }
 
-/// A condition on the word at an address: whether it has this value. The bytecode is that of gdb's agent expressions.
+/// A condition on the word at an address: whether it has this value. The bytecode is a gdb agent expression.
 fn word_is(address: u64, value: u8) -> Condition {
     let address = address.to_be_bytes();
     // const64 ADDRESS, ref64, const8 VALUE, equal, end.

@@ -25,7 +25,7 @@ const ROUNDS: u32 = 8_000;
 const COUNT: u8 = 3;
 
 fn processors(turns: TurnPolicy) -> Processors {
-    Processors::new(COUNT).unwrap().with_turns(turns).unwrap()
+    several::processors(COUNT).with_turns(turns).unwrap()
 }
 
 fn keys() -> Script {

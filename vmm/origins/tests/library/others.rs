@@ -3,7 +3,6 @@
 use cpu::{AddressKind, WatchKind, Watchpoint};
 use history::timeline::{Stops, Timeline, Watch};
 use iced_x86::code_asm::*;
-use machine::config::Processors;
 use machine::error::Error;
 use machine::inputs::Event;
 use machine::position::{Count, Instructions};
@@ -117,7 +116,7 @@ fn locations_that_do_not_exist_are_refused_with_a_sentence() {
 }
 
 fn record_several(directory: &std::path::Path) -> Recording<Instructions> {
-    let guest = (20_000, Processors::new(3).unwrap());
+    let guest = (20_000, several::processors(3));
     several::record(directory, "several.ttvm", guest, DENSE, None, Script(Vec::new())).0
 }
 
