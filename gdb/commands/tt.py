@@ -279,10 +279,10 @@ Positions:
   branch:N                 after N conditional branches
   syscall:N, last-syscall  where the N-th, or the last, system call was entered
   event:N                  at input number N of the log, from 0
-  12.5s, 5ms               at this guest time
+  12.5s, 5ms, 30m, 1.5h    at this guest time
   37%                      a share of the instructions
   +N, -N, +10ms, -10ms     this far after or before the current position
-  mark:NAME, hit:N         a name from "tt mark", or a line from "tt traps"
+  mark:NAME, hit:N         a name from "tt mark", or a line of the last list, from 0
 
 Breakpoints and watchpoints stay. ^C stops the command on its way."""
 

@@ -11,7 +11,7 @@ Positions:
   branch:N                 after N conditional branches
   syscall:N, last-syscall  where the N-th, or the last, system call was entered
   event:N                  at input number N of the log (`ttvm log`), from 0
-  12.5s, 5ms               at this guest time
+  12.5s, 5ms, 30m, 1.5h    at this guest time
   37%                      a share of the instructions
   -N, -10ms                this far before the end
   +N, +10ms                this far after the start";

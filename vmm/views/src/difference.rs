@@ -184,15 +184,18 @@ impl Side {
     }
 }
 
-/// The kernel's variables by name, with their contents. Several variables of one name are told apart by a number.
+/// The kernel's variables by name, with their contents. Leaves out the variables that the kernel frees at the end of its
+/// boot. Several variables of one name are told apart by a number.
 fn variables(machine: &Machine<Instructions>, symbols: &Symbols) -> BTreeMap<String, Vec<u8>> {
     let processor = machine.running_processor();
     let is_data =
         |section: usize| symbols.sections().get(section).is_some_and(|it| it.access == Access::Data);
     let mut found = BTreeMap::new();
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let edge = |name: &str| symbols.address_of(name).unwrap_or_default();
+    let freed = edge("__init_begin")..edge("__init_end");
     for symbol in symbols.all().iter().filter(|symbol| symbol.section.is_some_and(is_data)) {
-        if symbol.size == 0 || symbol.size > MOST_VARIABLE_BYTES || is_label(&symbol.name) {
+        if freed.contains(&symbol.address) || symbol.size == 0 || symbol.size > MOST_VARIABLE_BYTES || is_label(&symbol.name) {
             continue;
         }
         let mut bytes = vec![0; symbol.size as usize];
