@@ -230,6 +230,13 @@ fn a_difference_has_the_process_that_ended_and_the_text_that_it_printed() {
     assert!(text.contains("# "), "{text}");
     let nothing = compare("+0");
     assert!(nothing["pages_changed"] == 0 && nothing["registers"] == serde_json::json!([]), "{nothing}");
+    // The kernel fills the memory of its boot with 0xcc when it frees this memory.
+    let over_the_boot =
+        json(directory.path(), &["diff", "r.ttvm", "200ms", "end", "--limit", "100000", "--json"]);
+    let changed = over_the_boot["variables"].as_array().expect("a list");
+    assert!(changed.iter().any(|variable| variable["name"] == "jiffies_64"), "{}", changed.len());
+    let freed = changed.iter().filter(|variable| variable["new"] == "0xcccccccccccccccc").count();
+    assert_eq!(freed, 0, "variables of the boot");
 }
 
 /// gdb's `tt` commands must have the same answers, and `tt goto hit:0` must go to the first position of a list.

@@ -195,7 +195,11 @@ fn variables(machine: &Machine<Instructions>, symbols: &Symbols) -> BTreeMap<Str
     let edge = |name: &str| symbols.address_of(name).unwrap_or_default();
     let freed = edge("__init_begin")..edge("__init_end");
     for symbol in symbols.all().iter().filter(|symbol| symbol.section.is_some_and(is_data)) {
-        if freed.contains(&symbol.address) || symbol.size == 0 || symbol.size > MOST_VARIABLE_BYTES || is_label(&symbol.name) {
+        if freed.contains(&symbol.address)
+            || symbol.size == 0
+            || symbol.size > MOST_VARIABLE_BYTES
+            || is_label(&symbol.name)
+        {
             continue;
         }
         let mut bytes = vec![0; symbol.size as usize];
