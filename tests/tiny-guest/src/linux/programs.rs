@@ -60,8 +60,9 @@ const BETA_ROUNDS: u32 = 2_200_000;
 /// The register with the base of FS, which is different in each thread: these bits of the address of its structure.
 const FS_BASE: u32 = 0xc000_0100;
 const TASK_BITS: u32 = 0xff_ffff;
-/// The size of the registers that an entry into the kernel saves, and offsets of some of them.
+/// At an entry into the kernel, the kernel saves the program's registers in this number of bytes.
 const SAVED_BYTES: u64 = 168;
+/// The offsets of RAX and other registers in the saved registers.
 const RAX: i32 = 80;
 const RDX: i32 = 96;
 const RDI: i32 = 112;
