@@ -409,6 +409,24 @@ of at most 8 bytes (of a larger one, the first 8 bytes), or an address. The curr
         say(ask("who-set " + location(argument.strip())))
 
 
+class Origin(Verb):
+    """Show who armed the timer, work item or other callback that the kernel executes here: tt origin [FUNCTION]
+
+Examples:
+  tt origin
+  tt origin wb_workfn
+
+The answer goes from the callback back to the place that armed it. If a callback armed it, the answer goes on from there, until
+a program or an interrupt. FUNCTION must be in the kernel's stack; without it, the innermost callback counts. For a function
+that was called through any other pointer, the answer lists the writes of the pointer. The current position stays."""
+
+    verb = "origin"
+    completer = gdb.COMPLETE_SYMBOL
+
+    def invoke(self, argument, from_tty):
+        say(ask("origin " + argument.strip()))
+
+
 class Calls(Verb):
     """List the calls of a function, with arguments, results and callers: tt calls FUNCTION [FILTER...] [FROM TO]
 
@@ -945,7 +963,7 @@ class Position(gdb.Function):
         return place[0]
 
 
-for command in (Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, WhoSet, Calls, Tree, Values, Diff, Mark, Checkpoint):
+for command in (Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, WhoSet, Origin, Calls, Tree, Values, Diff, Mark, Checkpoint):
     command()
 for command in (Console, Physical, Ps, Threads, BreakIn, Backtrace, Dmesg, Reports, Symbols, Program, StepInterrupts, Back):
     command()

@@ -1,8 +1,11 @@
 //! Functions with which tests record a guest through the library `recording`, and open the recording.
 
-use std::path::Path;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 use machine::Machine;
+use machine::config::MachineOptions;
 use machine::position::Instructions;
 use recording::checkpointer;
 use recording::log::EndRecord;
@@ -10,7 +13,7 @@ use recording::pace::CheckpointOptions;
 use recording::recorder::Recorder;
 use recording::{Opened, Recording};
 
-use crate::guests::{Guest, power_on};
+use crate::guests::{Artefact, Guest, linux_options, power_on, with_files};
 use crate::run::{STEP_LIMIT, run_until};
 use machine::script::Script;
 
@@ -46,6 +49,26 @@ pub fn record_with_checkpoints(
         .unwrap_or_else(|error| panic!("{error}"));
     let end = recorder.finish(&mut machine).unwrap_or_else(|error| panic!("{error}"));
     (machine, end)
+}
+
+/// Records a guest that runs a shell script and powers off, as `r.ttvm` in a folder. Returns the text of the console.
+/// `kernel` and `initrd` are the guest's images.
+pub fn record_script(
+    directory: &Path,
+    (kernel, initrd): (&Artefact, &Artefact),
+    script: &str,
+    disk: Option<PathBuf>,
+) -> String {
+    let (root, to) = (directory.join("root"), directory.join("initrd.gz"));
+    std::fs::create_dir(&root).expect("the folder is ours");
+    std::fs::write(root.join("script"), script).expect("the folder is ours");
+    std::fs::set_permissions(root.join("script"), Permissions::from_mode(0o755)).expect("the file is ours");
+    with_files(initrd, &root, &to);
+    let options = linux_options(kernel, initrd, "ttvm.run=/script cryptomgr.notests", 256);
+    let guest = Guest::new(&MachineOptions { initrd: Some(to), disk, ..options });
+    let mut console = Script::silent();
+    record(&guest, &directory.join("r.ttvm"), &mut console);
+    console.text().to_string()
 }
 
 /// Opens a recording that is known to be good and to count instructions.

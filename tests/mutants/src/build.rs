@@ -50,7 +50,7 @@ pub fn build(repository: &Path, work: &Path, mutants: &[Mutant], tests: &BTreeSe
     loop {
         let places = write_mutants(repository, &tree, mutants, &refused)?;
         let before = refused.len();
-        let messages = cargo(&tree, "check", tests, &["--lib", "--keep-going"])?;
+        let messages = cargo(&tree, "check", tests, &["--lib", "--bins", "--keep-going"])?;
         let errors: Vec<&Value> = messages.iter().filter(|message| is_error(message)).collect();
         for error in &errors {
             refuse(&tree, error, &mut refused)?;
@@ -100,7 +100,7 @@ fn copy(repository: &Path, tree: &Path, mutants: &[Mutant]) -> Result<()> {
         String::from_utf8(listed.stdout)?.split_terminator('\0').filter(|name| !mutated.contains(name))
     {
         let Ok(mut contents) = fs::read(repository.join(name)) else { continue };
-        if name.strip_suffix("/lib.rs").is_some_and(|folder| sources.contains(folder)) {
+        if root_of(name).is_some_and(|folder| sources.contains(folder)) {
             contents.extend_from_slice(MODULE.as_bytes());
         }
         write_changed(&tree.join(name), &contents)?;
@@ -109,6 +109,11 @@ fn copy(repository: &Path, tree: &Path, mutants: &[Mutant]) -> Result<()> {
         write_changed(&tree.join(folder).join("mutation.rs"), include_bytes!("switch.rs"))?;
     }
     Ok(())
+}
+
+/// The folder of a library's or a program's main file.
+fn root_of(file: &str) -> Option<&str> {
+    ["/lib.rs", "/main.rs"].iter().find_map(|name| file.strip_suffix(name))
 }
 
 fn write_changed(path: &Path, contents: &[u8]) -> Result<()> {
@@ -131,7 +136,7 @@ fn write_mutants(
         let source = fs::read_to_string(repository.join(file))?;
         let here = (1..).zip(mutants).filter(|(_, mutant)| mutant.file == *file);
         let mut rewritten = rewrite::rewrite(&source, here, &without).with_context(|| file.clone())?;
-        if file.ends_with("/src/lib.rs") {
+        if root_of(file).is_some_and(|folder| folder.ends_with("/src")) {
             rewritten.text += MODULE;
         }
         write_changed(&tree.join(file), rewritten.text.as_bytes())?;

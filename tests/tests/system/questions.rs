@@ -1,18 +1,14 @@
 //! Compares ttvm's answers to questions over a whole run with the trace that the guest's own tracer (ftrace)
 //! printed during the same run.
 
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use history::timeline::Timeline;
-use machine::config::MachineOptions;
-use machine::script::Script;
 use serde_json::Value;
 use tests::gdb::batch;
-use tests::guests::{Artefact, BUSYBOX, CLOUD, Guest, SID, linux_options, repository, with_files};
+use tests::guests::{Artefact, BUSYBOX, CLOUD, SID, repository};
 use tests::program::{json, run};
-use tests::record::{open, record};
+use tests::record::{open, record_script};
 
 /// The traced functions. The kernel calls them directly, through pointers, by tail calls, or in interrupts.
 const FUNCTIONS: [&str; 7] = [
@@ -52,19 +48,6 @@ echo TRACE ENDS
     )
 }
 
-fn record_traced(directory: &Path, kernel: &Artefact, initrd: &Artefact) -> String {
-    let (root, to) = (directory.join("root"), directory.join("initrd.gz"));
-    std::fs::create_dir(&root).expect("the folder is ours");
-    std::fs::write(root.join("ask"), script()).expect("the folder is ours");
-    std::fs::set_permissions(root.join("ask"), Permissions::from_mode(0o755)).expect("the file is ours");
-    with_files(initrd, &root, &to);
-    let options = linux_options(kernel, initrd, "ttvm.run=/ask", 256);
-    let guest = Guest::new(&MachineOptions { initrd: Some(to), ..options });
-    let mut script = Script::silent();
-    record(&guest, &directory.join("r.ttvm"), &mut script);
-    script.text().to_string()
-}
-
 /// A traced call: thread, function, and the function that called.
 type Traced = (u64, String, String);
 
@@ -94,7 +77,7 @@ fn text<'a>(call: &'a Value, key: &str) -> &'a str {
 
 fn is_as_traced(kernel: &Artefact, initrd: &Artefact) {
     let directory = tempfile::tempdir().expect("a temporary folder");
-    let console = record_traced(directory.path(), kernel, initrd);
+    let console = record_script(directory.path(), (kernel, initrd), &script(), None);
     let (traced, results) = read_trace(&console);
     assert!(traced.len() > 100 && results.len() > 5, "{console}");
     let ask =

@@ -49,8 +49,8 @@ use views::visible::visible;
 
 use crate::verbs::{
     calls, checkpoints, completions, control, debug, diff, doctor, drgn, dump, export_pcap, info, log, ls,
-    man, pack, record, relink, replay, reports, rm, run, search, state, symbols, trace, tree, unpack, values,
-    verify, who_set,
+    man, origin, pack, record, relink, replay, reports, rm, run, search, state, symbols, trace, tree, unpack,
+    values, verify, who_set,
 };
 
 #[global_allocator]
@@ -97,6 +97,7 @@ enum Verb {
     Symbols(symbols::Args),
     Search(search::Args),
     WhoSet(who_set::Args),
+    Origin(origin::Args),
     Calls(calls::Args),
     Values(values::Args),
     Diff(diff::Args),
@@ -164,6 +165,7 @@ fn main() -> ExitCode {
         Verb::Symbols(args) => symbols::run(args),
         Verb::Search(args) => search::run(args),
         Verb::WhoSet(args) => who_set::run(args),
+        Verb::Origin(args) => origin::run(args),
         Verb::Calls(args) => calls::run(args),
         Verb::Values(args) => values::run(args),
         Verb::Diff(args) => diff::run(args),

@@ -15,13 +15,15 @@ use history::timeline::{
 use machine::Machine;
 use machine::notation::PositionSpec;
 use machine::position::Instructions;
-use origins::{Location, WhoSet};
+use origins::{Location, WhoArmed, WhoSet};
 use views::console;
 use views::filters::Filters;
 use views::guest_kernel::GuestKernels;
 
 /// The largest number of hits in one list.
 const MAX_LISTED: usize = 1000;
+/// The largest number of callbacks that `origin` shows.
+const MAX_CALLBACKS: usize = 5;
 /// The largest number of writes that `who-set` shows.
 const MAX_LINKS: usize = 100;
 /// The largest size in bytes of a variable that a name stands for. A symbol's size may include the gap to the next
@@ -50,6 +52,7 @@ monitor diff POS [POS]              compare the guest at two positions, or at a 
 monitor tree [FROM] TO              show the calls of the running thread as a tree, from here or FROM
 monitor who-set LOCATION            show where a value came from, back through copies; LOCATION: a register,
                                     ADDRESS[:LENGTH] or SYMBOL[+OFFSET][:LENGTH]
+monitor origin [FUNCTION]           show who armed the callback that the kernel executes here, such as a timer's function
 monitor mark [NAME]                 name this position, or list the names
 monitor checkpoint                  add a checkpoint here, so the next session gets here fast
 monitor console [LINES]             show the guest's console at this position
@@ -97,6 +100,7 @@ impl GdbTarget<'_> {
             "diff" => self.diff(rest, poll),
             "tree" => self.tree(rest, poll),
             "who-set" => self.who_set(rest, poll),
+            "origin" => self.origin(rest, poll),
             "mark" => self.mark(rest),
             "checkpoint" => self.add_checkpoint(),
             "console" => Ok(self.console(rest)),
@@ -356,6 +360,17 @@ impl GdbTarget<'_> {
         let here = self.timeline.snapshot().map_err(refused)?;
         let (processor, at) = (Some(self.shown_processor), self.timeline.position());
         let question = WhoSet { location: &location, processor, at, limit: MAX_LINKS };
+        let answer = question.run(self.timeline, poll);
+        self.timeline.return_to(&here).map_err(refused)?;
+        self.points_changed();
+        Ok(format!("{}\n", answer.map_err(refused)?))
+    }
+
+    fn origin(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
+        let function = Some(text.trim()).filter(|function| !function.is_empty());
+        let here = self.timeline.snapshot().map_err(refused)?;
+        let (processor, at) = (Some(self.shown_processor), self.timeline.position());
+        let question = WhoArmed { function, processor, at, limit: MAX_CALLBACKS };
         let answer = question.run(self.timeline, poll);
         self.timeline.return_to(&here).map_err(refused)?;
         self.points_changed();

@@ -54,6 +54,8 @@ pub struct Frame {
     pub address: u64,
     /// Whether the address is a return address.
     pub is_return: bool,
+    /// The stack pointer with which the function continues at `address`.
+    pub stack: u64,
 }
 
 impl Frame {
@@ -291,7 +293,7 @@ impl Unwinder {
             if now.is_user {
                 break End::Program(now.rip);
             }
-            let frame = Frame { address: now.rip, is_return };
+            let frame = Frame { address: now.rip, is_return, stack: now.rsp };
             frames.push(frame);
             if frames.len() == MAX_FRAMES {
                 break End::Lost;

@@ -139,9 +139,12 @@ impl Symbols {
         for symbol in &mut symbols {
             symbol.section = sections::at(&sections, symbol.address).filter(|_| !is_number(symbol.class));
         }
+        // Several symbols may have one address. The kernel's table lists the best name first, and the kernel prints this
+        // name. The sort keeps the order of the kernel's table.
         symbols.sort_by(|a, b| {
-            let key = |symbol: &Symbol| (symbol.address, !symbol.is_global());
-            key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name))
+            let in_module =
+                |symbol: &Symbol| symbol.module.map(|_| (!symbol.is_global(), symbol.name.clone()));
+            a.address.cmp(&b.address).then_with(|| in_module(a).cmp(&in_module(b)))
         });
         fill_sizes(&mut symbols, &sections);
         Symbols { symbols, by_name: ByName::default(), sections, modules: names, without_modules: None }

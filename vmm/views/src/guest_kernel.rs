@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use guest_symbols::modules::Missing;
-use guest_symbols::orc::{Frame, Unwinder};
+use guest_symbols::orc::{self, Frame, Unwinder};
 use guest_symbols::tasks::{Tasks, Thread};
 use guest_symbols::{GuestView, KernelView, NoKernel, Symbols};
 use history::timeline::{KernelName, Kernels, Names, Poll, Stops, Timeline};
@@ -86,8 +86,13 @@ impl GuestKernel {
 
     /// The kernel's backtrace on a processor.
     pub fn backtrace_on<U: Unit>(&self, processor: &Processor<'_, U>) -> Result<Backtrace, Missing> {
+        Ok(Backtrace::of_frames(&self.frames_on(processor)?, &self.symbols))
+    }
+
+    /// The frames of the kernel's stack on a processor, with addresses instead of names.
+    pub fn frames_on<U: Unit>(&self, processor: &Processor<'_, U>) -> Result<orc::Backtrace, Missing> {
         let unwinder = self.unwinder.as_ref().map_err(Missing::clone)?;
-        Ok(Backtrace::by(unwinder, processor, &self.symbols))
+        Ok(unwinder.walk(processor, processor.unwind_registers()))
     }
 }
 
@@ -156,11 +161,12 @@ impl GuestKernels {
 impl Backtrace {
     /// Does the same as [`GuestKernel::backtrace`], for callers that already have the kernel's symbols.
     pub fn of<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Result<Backtrace, Missing> {
-        Ok(Backtrace::by(&Unwinder::of_kernel(machine, symbols)?, &machine.running_processor(), symbols))
+        let (unwinder, processor) = (Unwinder::of_kernel(machine, symbols)?, machine.running_processor());
+        Ok(Backtrace::of_frames(&unwinder.walk(&processor, processor.unwind_registers()), symbols))
     }
 
-    fn by<U: Unit>(unwinder: &Unwinder, processor: &Processor<'_, U>, symbols: &Symbols) -> Backtrace {
-        let found = unwinder.walk(processor, processor.unwind_registers());
+    /// Names the functions of these frames.
+    pub fn of_frames(found: &orc::Backtrace, symbols: &Symbols) -> Backtrace {
         let call = |frame: &Frame| Call { address: frame.address, function: frame.name(symbols) };
         Backtrace { frames: found.frames.iter().map(call).collect(), end: found.end.to_string() }
     }

@@ -28,7 +28,7 @@ pub struct Moment {
 
 impl Moment {
     /// The moment of an event on a processor at its machine's present place. `instruction` is the position to show.
-    pub(crate) fn of(
+    pub fn of(
         processor: &Processor<'_, Instructions>,
         instruction: Instructions,
         kernel: Option<&GuestKernel>,
