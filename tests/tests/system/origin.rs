@@ -36,9 +36,9 @@ const COMPARED: [(Pair, &str, &str); 5] = [
     (WORK, "wb_workfn", "wb_workfn"),
     (SOFTIRQ, "run_timer_softirq", "action=TIMER"),
 ];
-/// The largest number of calls of a function that are compared, and the number of calls between the end of the trace and
-/// its text on the console.
+/// The largest number of calls of a function that are compared.
 const MOST_CALLS: usize = 3;
+/// The largest number of calls between the end of the trace and the trace's text on the console.
 const CALLS_AFTER: usize = 2;
 
 /// The events of one kind of callback.

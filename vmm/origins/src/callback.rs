@@ -64,7 +64,7 @@ impl Kind {
     }
 }
 
-/// What the kernel does for one kind of callback.
+/// How the kernel arms and calls one kind of callback.
 #[derive(Debug)]
 pub(crate) struct Rules {
     pub kind: Kind,

@@ -19,8 +19,8 @@
 //! moves, `seen` replays one step and applies the rules, and `writers` finds the step that last wrote some bytes.
 //! `outside` names devices and events. `chain` follows a value from write to write, and `answer` has the result.
 //!
-//! [`WhoArmed`] asks the same of a call. The answer goes from a callback of the guest's kernel, such as a timer's function,
-//! back to the place that armed the callback. `arming` follows the chain of callbacks. `callback` says what the kernel does for
+//! [`WhoArmed`] asks the same of a call. The answer goes from a callback of the kernel, such as a timer's function, back
+//! to the place that armed the callback. `arming` follows the chain of callbacks. `callback` says what the kernel does for
 //! each kind of callback, and `call_site` finds the instruction that called.
 //!
 //! Devices write memory without a trace in the CPU. A device's write is found by the change of the bytes. So a

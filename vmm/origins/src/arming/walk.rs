@@ -394,8 +394,8 @@ impl Walk<'_> {
         Ok(Some(false))
     }
 
-    /// Goes back to the step that raised a softirq. First goes back to the step at which the function `caller` took over
-    /// the processor's pending softirqs, because a softirq that is raised later than this step runs later.
+    /// Goes back to the step that raised a softirq. The search begins where the function `caller` took over the
+    /// processor's pending softirqs. A softirq that is raised after this step runs later.
     fn go_to_raising(
         &mut self,
         softirq: Option<u64>,
