@@ -20,6 +20,27 @@ pub const PIT_HZ: u64 = 1_193_182;
 const CLOCK: Clock = Clock::new(PIT_HZ);
 const CONTROL: u16 = 3;
 
+/// The state of a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChannelSummary {
+    /// The mode, 0 to 5.
+    pub mode: u8,
+    /// Whether the channel counts in BCD.
+    pub is_bcd: bool,
+    /// The level of the gate input.
+    pub gate: bool,
+    /// The level of the output.
+    pub output: bool,
+    /// Whether the channel counts.
+    pub counts: bool,
+    /// The last count that the guest wrote. At power-on, the largest count.
+    pub reload: u32,
+    /// The counter's value.
+    pub value: u32,
+    /// The next time at which the output may change by itself.
+    pub changes_ns: Option<u64>,
+}
+
 /// The timer with its three channels.
 #[derive(Clone, Debug)]
 pub struct Pit {
@@ -74,6 +95,11 @@ impl Pit {
     pub fn next_deadline_ns(&self, after_ns: u64) -> Option<u64> {
         let tick = self.channels[0].next_change(CLOCK.ticks(after_ns))?;
         CLOCK.start_ns(tick)
+    }
+
+    /// The state of each channel.
+    pub fn summary(&self, now_ns: u64) -> [ChannelSummary; 3] {
+        self.channels.each_ref().map(|channel| channel.summary(CLOCK.ticks(now_ns)))
     }
 
     /// The chip's state.

@@ -80,6 +80,42 @@ pub struct RtcStateV1 {
     nvram: Vec<u8>,
 }
 
+/// A date and a time of day, as the clock shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Date {
+    /// The year with its century.
+    pub year: u16,
+    /// The month, from 1.
+    pub month: u8,
+    /// The day of the month, from 1.
+    pub day: u8,
+    /// The hour, 0 to 23.
+    pub hour: u8,
+    /// The minute.
+    pub minute: u8,
+    /// The second.
+    pub second: u8,
+}
+
+/// The clock's state, decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RtcSummary {
+    /// The date that the clock shows.
+    pub date: Date,
+    /// Whether the clock runs.
+    pub runs: bool,
+    /// The alarm's hour, minute and second. `None` matches every value.
+    pub alarm: [Option<u8>; 3],
+    /// Whether the alarm causes interrupts.
+    pub is_alarm_enabled: bool,
+    /// Whether each second causes an interrupt.
+    pub is_update_enabled: bool,
+    /// Whether the periodic interrupt is enabled.
+    pub is_periodic_enabled: bool,
+    /// Whether the interrupt line is up.
+    pub is_up: bool,
+}
+
 /// The clock with its registers and its CMOS RAM.
 #[derive(Clone, Debug)]
 pub struct Rtc {
@@ -142,6 +178,26 @@ impl Rtc {
             .filter(|flag| self.s.reg_b & flag != 0)
             .filter_map(|flag| self.next_flag_ns(flag, after_ns))
             .min()
+    }
+
+    /// The clock's state, decoded.
+    pub fn summary(&self, now_ns: u64) -> RtcSummary {
+        let [second, minute, hour] = self.s.alarm;
+        let format = self.format();
+        let field = |raw: u8, value: u8| (raw < flags::WILDCARD).then_some(value);
+        RtcSummary {
+            date: self.time_registers(now_ns).date(format),
+            runs: matches!(self.s.clock, ClockStateV1::Running { .. }),
+            alarm: [
+                field(hour, format.decode_hours(hour)),
+                field(minute, format.decode(minute)),
+                field(second, format.decode(second)),
+            ],
+            is_alarm_enabled: self.s.reg_b & C_ALARM != 0,
+            is_update_enabled: self.s.reg_b & C_UPDATE != 0,
+            is_periodic_enabled: self.s.reg_b & C_PERIODIC != 0,
+            is_up: self.irq(now_ns),
+        }
     }
 
     /// The chip's state.

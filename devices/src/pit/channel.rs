@@ -1,6 +1,7 @@
 //! One of the timer's three counters: its registers, its access sequence and its gate.
 
 use super::cycle::Cycle;
+use super::{CLOCK, ChannelSummary};
 use crate::restore::RestoreError;
 
 /// The phase of a counter.
@@ -183,6 +184,21 @@ impl Channel {
                 previous.map_or(self.s.mode != 0, |cycle| cycle.output(self.s.mode, tick))
             }
             CountPhase::Counting { current, .. } => current.output(self.s.mode, tick),
+        }
+    }
+
+    /// The channel's state.
+    pub fn summary(&self, tick: u64) -> ChannelSummary {
+        let Registers { mode, bcd, gate, phase, reload, .. } = self.s;
+        ChannelSummary {
+            mode,
+            is_bcd: bcd,
+            gate,
+            output: self.output(tick),
+            counts: matches!(phase, CountPhase::Counting { .. }),
+            reload,
+            value: self.value(tick),
+            changes_ns: self.next_change(tick).and_then(|tick| CLOCK.start_ns(tick)),
         }
     }
 

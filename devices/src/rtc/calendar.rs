@@ -1,5 +1,7 @@
 //! Dates and the format of the time registers.
 
+use super::Date;
+
 /// Number of time registers: seconds, minutes, hours, weekday, day, month, year, century.
 pub(super) const TIME_REGISTERS: usize = 8;
 
@@ -76,6 +78,19 @@ impl TimeRegisters {
         let mut registers = numbers.map(|number| format.encode(number as u8));
         registers[HOURS] = format.encode_hours((second / 3600) as u8);
         TimeRegisters(registers)
+    }
+
+    /// The date and the time of day. Impossible values stay as they are.
+    pub fn date(self, format: Format) -> Date {
+        let number = |place: usize| format.decode(self.0[place]);
+        Date {
+            year: u16::from(number(7)) * 100 + u16::from(number(6)),
+            month: number(5),
+            day: number(4),
+            hour: format.decode_hours(self.0[HOURS]),
+            minute: number(1),
+            second: number(0),
+        }
     }
 
     /// Seconds since 1970 and the weekday shift. Impossible dates carry over (31 April is 1 May).
@@ -171,5 +186,7 @@ mod tests {
         // Wednesday 2026-07-15 13:45:59 UTC.
         let registers = TimeRegisters::from_unix(1_784_123_159, 0, Format::from_register_b(0x02));
         assert_eq!(registers.0, [0x59, 0x45, 0x13, 0x04, 0x15, 0x07, 0x26, 0x20]);
+        let date = Date { year: 2026, month: 7, day: 15, hour: 13, minute: 45, second: 59 };
+        assert_eq!(registers.date(Format::from_register_b(0x02)), date);
     }
 }

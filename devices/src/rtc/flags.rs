@@ -7,7 +7,7 @@ use crate::clock::Clock;
 /// The time base of the periodic interrupt, a watch crystal.
 const CRYSTAL: Clock = Clock::new(32_768);
 /// An alarm byte with both high bits set matches everything.
-const WILDCARD: u8 = 0xC0;
+pub(super) const WILDCARD: u8 = 0xC0;
 const SECONDS_PER_DAY: u64 = 86_400;
 
 impl Rtc {
