@@ -42,7 +42,7 @@ pub struct QueueSummary {
     pub has_event_index: bool,
 }
 
-/// What the driver's side of a queue says. The guest's memory is not trusted, so any value can occur.
+/// The driver's side of a queue. The guest's memory is not trusted, so any value can occur.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingSummary {
     /// The index of the next entry that the driver will make available.

@@ -1,5 +1,5 @@
 //! The board's chips and devices at one place, as `ttvm board` shows them: interrupt controllers, timers, the serial
-//! port, PCI functions, virtio queues, and the next events.
+//! port, and PCI functions with their virtio queues. The view also lists the next events.
 
 mod chips;
 mod events;
@@ -20,6 +20,7 @@ pub use functions::{Bar, Function, Message, Messages, Queue, Ring, Virtio, Virti
 pub use processors::{LocalApic, LocalSource, LocalTimer};
 pub use vectors::{Handler, Target, VectorUse};
 
+use crate::state::part;
 use vectors::Names;
 
 /// The board at one place.
@@ -77,7 +78,7 @@ impl Display for Board {
     fn fmt(&self, f: &mut Formatter<'_>) -> Written {
         write!(f, "instruction {}, {:.9} s guest time", self.instruction, self.guest_seconds)?;
         self.local_apics.iter().try_for_each(|apic| write!(f, "\n\n{apic}"))?;
-        part(f, "I/O APIC", &self.io_apic)?;
+        part(f, "I/O APIC", "  ", &self.io_apic)?;
         write!(f, "\n\n8259 pair")?;
         for (pic, name) in self.pics.iter().zip(["master", "slave"]) {
             write!(f, "\n  {name:7} {pic}")?;
@@ -86,19 +87,13 @@ impl Display for Board {
         for (number, channel) in self.pit.iter().enumerate() {
             write!(f, "\n  channel {number}  {channel}")?;
         }
-        part(f, "real-time clock", [&self.rtc])?;
-        part(f, "ACPI", [&self.acpi])?;
-        part(f, "serial port", [&self.serial])?;
+        part(f, "real-time clock", "  ", [&self.rtc])?;
+        part(f, "ACPI", "  ", [&self.acpi])?;
+        part(f, "serial port", "  ", [&self.serial])?;
         write!(f, "\n\nPCI")?;
         self.functions.iter().try_for_each(|function| write!(f, "\n  {function}"))?;
-        part(f, "next events", &self.next_events)
+        part(f, "next events", "  ", &self.next_events)
     }
-}
-
-/// A part of the text: an empty line, a heading, and indented lines.
-fn part<L: Display>(f: &mut Formatter<'_>, heading: &str, lines: impl IntoIterator<Item = L>) -> Written {
-    write!(f, "\n\n{heading}")?;
-    lines.into_iter().try_for_each(|line| write!(f, "\n  {line}"))
 }
 
 fn seconds(ns: u64) -> f64 {

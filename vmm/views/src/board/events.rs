@@ -1,4 +1,4 @@
-//! What happens next by itself: timers that expire, and the next event of the recording.
+//! The next events: timers that expire, and the next event or the end of the recording.
 
 use std::fmt::{Display, Formatter, Result as Written};
 
@@ -17,7 +17,7 @@ pub struct NextEvent {
     pub guest_seconds: f64,
     /// The time from here to the event, in nanoseconds. 0 means that the event is due.
     pub in_ns: u64,
-    /// The instruction before which the event happens, for an event of the recording.
+    /// The instruction before which the event happens, for an event or the end of the recording.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instruction: Option<u64>,
     /// A description of the event.
@@ -48,10 +48,11 @@ pub(super) fn after(timeline: &Timeline, lapics: &[LocalApic]) -> Result<Vec<Nex
         instruction,
         what,
     };
-    let recorded = timeline.next_event()?.map(|record| {
-        let what = format!("recorded event: {}", record.event.kind());
-        (record.at.time_ns, what, Some(record.at.count.number()))
-    });
+    let recorded = match timeline.next_event()? {
+        Some(record) => Some((record.at, format!("recorded event: {}", record.event.kind()))),
+        None => timeline.recorded_end().map(|end| (end.at, format!("the recording ends: {}", end.outcome))),
+    };
+    let recorded = recorded.map(|(at, what)| (at.time_ns, what, Some(at.count.number())));
     let mut all: Vec<_> = timers.chain(chips).map(|(at, what)| (at, what, None)).chain(recorded).collect();
     all.sort_by_key(|&(at_ns, ..)| at_ns);
     Ok(all.into_iter().map(event).collect())

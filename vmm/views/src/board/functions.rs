@@ -417,3 +417,39 @@ impl Display for Ring {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring(waiting: Option<u16>, interrupt_after: Option<u16>) -> String {
+        Ring { available_index: 7, used_index: 5, waiting, interrupt_after }.to_string()
+    }
+
+    #[test]
+    fn a_ring_is_told_in_words() {
+        let begin = "the driver's indices are 7 and 5; ";
+        let next = "an interrupt follows the next used entry";
+        assert_eq!(ring(Some(2), Some(1)), format!("{begin}2 entries wait for the device; {next}"));
+        assert!(ring(Some(2), Some(3)).ends_with("an interrupt follows after 3 used entries"));
+        assert_eq!(
+            ring(None, None),
+            format!("{begin}the driver's index is impossible; no interrupt is wanted")
+        );
+    }
+
+    #[test]
+    fn messages_that_nobody_wrote_are_left_out_of_the_text() {
+        let message = |number: usize, is_pending: bool| Message {
+            number,
+            address: "0x0".to_string(),
+            data: "0x0".to_string(),
+            is_masked: true,
+            is_pending,
+            target: None,
+        };
+        let messages = vec![message(0, false), message(1, true)];
+        let shown = Messages { is_enabled: true, is_masked: true, messages };
+        assert_eq!(shown.to_string(), "on, all masked\n      message 1: 0x0 to 0x0, masked, waiting");
+    }
+}

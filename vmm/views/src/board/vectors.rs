@@ -187,3 +187,34 @@ impl Display for Target {
         write!(f, ", {vector}")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(delivery: &'static str, is_logical: bool, processors: &[usize]) -> String {
+        let handler =
+            Handler { name: Some("virtio0-req.0".into()), function: Some("vring_interrupt".into()) };
+        let vector = VectorUse { vector: 34, irq: Some(25), handlers: vec![handler] };
+        Target { delivery, destination: 4, is_logical, processors: processors.to_vec(), vector }.to_string()
+    }
+
+    #[test]
+    fn a_target_names_processors_and_handlers() {
+        let vector = "vector 34, IRQ 25, virtio0-req.0 (vring_interrupt)";
+        assert_eq!(target("fixed", true, &[2]), format!("to processor 2, {vector}"));
+        assert_eq!(target("fixed", true, &[0, 2]), format!("to processors 0, 2, {vector}"));
+        let nobody = target("NMI", true, &[]);
+        assert_eq!(nobody, format!("NMI, to logical destination 0x4, which no processor has, {vector}"));
+        assert!(target("fixed", false, &[]).starts_with("to APIC 4, which no processor has, "));
+    }
+
+    #[test]
+    fn a_handler_has_the_name_that_is_known() {
+        let shown = |name: Option<&str>, function: Option<&str>| {
+            Handler { name: name.map(str::to_string), function: function.map(str::to_string) }.to_string()
+        };
+        assert_eq!(shown(None, Some("asm_sysvec_reboot")), "asm_sysvec_reboot");
+        assert_eq!((shown(Some("rtc0"), None), shown(None, None)), ("rtc0".into(), "?".into()));
+    }
+}
