@@ -20,9 +20,9 @@ use crate::layout::LAPIC_BASE;
 use crate::restore::RestoreError;
 use register_file::RegisterFile;
 pub use state::LapicStateV1;
-pub use summary::{LapicSummary, LocalEntry, TimerMode, TimerSummary};
+pub use summary::{LapicSummary, LocalEntry};
 use timer::Timer;
-pub use timer::TimerStateV1;
+pub use timer::{TimerMode, TimerStateV1, TimerSummary};
 use vectors::VectorSet;
 
 /// IA32_APIC_BASE.

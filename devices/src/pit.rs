@@ -12,6 +12,7 @@ mod state;
 use crate::clock::Clock;
 use crate::restore::RestoreError;
 use channel::Channel;
+pub use channel::ChannelSummary;
 pub use state::{ChannelStateV1, CountPhaseV1, CycleV1, PitStateV1};
 
 /// Frequency of the clock input of all three channels, in hertz.
@@ -19,27 +20,6 @@ pub const PIT_HZ: u64 = 1_193_182;
 
 const CLOCK: Clock = Clock::new(PIT_HZ);
 const CONTROL: u16 = 3;
-
-/// The state of a channel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChannelSummary {
-    /// The mode, 0 to 5.
-    pub mode: u8,
-    /// Whether the channel counts in BCD.
-    pub is_bcd: bool,
-    /// The level of the gate input.
-    pub gate: bool,
-    /// The level of the output.
-    pub output: bool,
-    /// Whether the channel counts.
-    pub counts: bool,
-    /// The last count that the guest wrote. At power-on, the largest count.
-    pub reload: u32,
-    /// The counter's value.
-    pub value: u32,
-    /// The next time at which the output may change by itself.
-    pub changes_ns: Option<u64>,
-}
 
 /// The timer with its three channels.
 #[derive(Clone, Debug)]
@@ -99,7 +79,7 @@ impl Pit {
 
     /// The state of each channel.
     pub fn summary(&self, now_ns: u64) -> [ChannelSummary; 3] {
-        self.channels.each_ref().map(|channel| channel.summary(CLOCK.ticks(now_ns)))
+        self.channels.each_ref().map(|channel| channel.summary(CLOCK, now_ns))
     }
 
     /// The chip's state.

@@ -12,6 +12,7 @@ mod flags;
 use serde::{Deserialize, Serialize};
 
 use crate::restore::RestoreError;
+pub use calendar::Date;
 use calendar::{Format, REG_CENTURY, TIME_REGISTERS, TimeRegisters};
 
 pub(crate) const NS_PER_SECOND: u64 = 1_000_000_000;
@@ -80,23 +81,6 @@ pub struct RtcStateV1 {
     nvram: Vec<u8>,
 }
 
-/// A date and a time of day, as the clock shows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Date {
-    /// The year with its century.
-    pub year: u16,
-    /// The month, from 1.
-    pub month: u8,
-    /// The day of the month, from 1.
-    pub day: u8,
-    /// The hour, 0 to 23.
-    pub hour: u8,
-    /// The minute.
-    pub minute: u8,
-    /// The second.
-    pub second: u8,
-}
-
 /// The clock's state, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RtcSummary {
@@ -130,69 +114,7 @@ impl Rtc {
             index: 0,
             clock: ClockStateV1::Running { offset_s, offset_ns: 0 },
             weekday_shift: 0,
-            alarm: [0; 3],
-            // 32.768 kHz crystal, 1024 Hz periodic rate.
-            reg_a: 0x26,
-            reg_b: 0x02,
-            flags: 0,
-            flags_from_ns: 0,
-            nvram: vec![0; CMOS_BYTES],
-        };
-        Rtc { s }
-    }
-
-    /// Reads the index (`offset` 0) or data (1) port.
-    pub fn read(&mut self, offset: u16, now_ns: u64) -> u8 {
-        if offset == 0 { 0xFF } else { self.read_register(usize::from(self.s.index), now_ns) }
-    }
-
-    /// Writes the index or data port. Bit 7 of the index (NMI mask on a PC) is ignored.
-    pub fn write(&mut self, offset: u16, value: u8, now_ns: u64) {
-        if offset == 0 {
-            self.s.index = value & 0x7F;
-        } else {
-            self.write_register(usize::from(self.s.index), value, now_ns);
-        }
-    }
-
-    /// Sets a byte of CMOS RAM, as firmware does. The clock's own registers do not change.
-    pub fn set_nvram(&mut self, address: u8, value: u8) {
-        let address = usize::from(address & 0x7F);
-        if address > REG_D && address != REG_CENTURY {
-            self.s.nvram[address] = value;
-        }
-    }
-
-    /// Level of the interrupt line. The line stays up until register C is read.
-    pub fn irq(&self, now_ns: u64) -> bool {
-        self.flags(self.s.reg_b & C_FLAGS, now_ns) != 0
-    }
-
-    /// The first time after `after_ns` at which the interrupt line rises without an access; `None` if it never does.
-    pub fn next_deadline_ns(&self, after_ns: u64) -> Option<u64> {
-        if self.irq(after_ns) {
-            return None;
-        }
-        [C_PERIODIC, C_ALARM, C_UPDATE]
-            .into_iter()
-            .filter(|flag| self.s.reg_b & flag != 0)
-            .filter_map(|flag| self.next_flag_ns(flag, after_ns))
-            .min()
-    }
-
-    /// The clock's state, decoded.
-    pub fn summary(&self, now_ns: u64) -> RtcSummary {
-        let [second, minute, hour] = self.s.alarm;
-        let format = self.format();
-        let field = |raw: u8, value: u8| (raw < flags::WILDCARD).then_some(value);
-        RtcSummary {
-            date: self.time_registers(now_ns).date(format),
-            runs: matches!(self.s.clock, ClockStateV1::Running { .. }),
-            alarm: [
-                field(hour, format.decode_hours(hour)),
-                field(minute, format.decode(minute)),
-                field(second, format.decode(second)),
-            ],
+            alarm: self.alarm(),
             is_alarm_enabled: self.s.reg_b & C_ALARM != 0,
             is_update_enabled: self.s.reg_b & C_UPDATE != 0,
             is_periodic_enabled: self.s.reg_b & C_PERIODIC != 0,

@@ -1,6 +1,6 @@
 //! The local APIC's registers, decoded for people.
 
-use super::timer::Timer;
+use super::timer::{Timer, TimerSummary};
 use super::{LVT_MASKED, LocalApic, Mode};
 use crate::interrupt_message::DeliveryMode;
 
@@ -45,30 +45,6 @@ pub struct LocalEntry {
     pub mode: DeliveryMode,
     /// Whether the source is masked.
     pub is_masked: bool,
-}
-
-/// The mode of a local APIC's timer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TimerMode {
-    /// The timer stops after it has counted down.
-    OneShot,
-    /// The timer starts again after it has counted down.
-    Periodic,
-    /// The timer waits for a value of the TSC.
-    TscDeadline,
-}
-
-/// A local APIC's timer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TimerSummary {
-    /// The timer's mode.
-    pub mode: TimerMode,
-    /// The count from which the timer counts down.
-    pub initial_count: u32,
-    /// Nanoseconds for each count.
-    pub divider: u32,
-    /// The time at which the timer expires next; `None` if the timer does not run.
-    pub expires_ns: Option<u64>,
 }
 
 impl LocalApic {

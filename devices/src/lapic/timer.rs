@@ -3,8 +3,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::summary::{TimerMode, TimerSummary};
-
 const MODE_PERIODIC: u32 = 1;
 const MODE_TSC_DEADLINE: u32 = 2;
 
@@ -16,6 +14,30 @@ pub struct TimerStateV1 {
     pub(super) divide: u8,
     /// The expiry time, if the timer runs.
     pub(super) expiry_ns: Option<u64>,
+}
+
+/// The mode of a local APIC's timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimerMode {
+    /// The timer stops after it has counted down.
+    OneShot,
+    /// The timer starts again after it has counted down.
+    Periodic,
+    /// The timer waits for a value of the TSC.
+    TscDeadline,
+}
+
+/// A local APIC's timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimerSummary {
+    /// The timer's mode.
+    pub mode: TimerMode,
+    /// The count from which the timer counts down.
+    pub initial_count: u32,
+    /// Nanoseconds for each count.
+    pub divider: u32,
+    /// The time at which the timer expires next; `None` if the timer does not run.
+    pub expires_ns: Option<u64>,
 }
 
 /// The timer: its state, and its mode from its entry in the local vector table.

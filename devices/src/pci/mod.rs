@@ -21,6 +21,6 @@ mod summary;
 
 pub use bus::{PciBus, PciRevision, SLOTS};
 pub use error::StateError;
-pub use msix::{Msi, MsixEntryV1, MsixStateV1};
+pub use msix::{MessageSummary, MessagesSummary, Msi, MsixEntryV1, MsixStateV1};
 pub use state::PciBusStateV1;
-pub use summary::{BarSummary, FunctionSummary, MessageSummary, MessagesSummary};
+pub use summary::{BarSummary, FunctionSummary};

@@ -8,7 +8,6 @@
 use serde::{Deserialize, Serialize};
 
 use super::error::StateError;
-use super::summary::{MessageSummary, MessagesSummary};
 
 /// Largest number of vectors of a function, because the pending bits are one qword.
 pub(crate) const MAX_VECTORS: usize = 64;
@@ -86,6 +85,28 @@ pub struct MsixStateV1 {
     pub entries: Vec<MsixEntryV1>,
     /// Pending bit array, bit n for vector n.
     pub pending: u64,
+}
+
+/// The message-signalled interrupts of a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MessagesSummary {
+    /// Whether the messages replace the interrupt line.
+    pub is_enabled: bool,
+    /// Whether all messages are masked.
+    pub is_masked: bool,
+    /// The messages, by their numbers.
+    pub messages: Vec<MessageSummary>,
+}
+
+/// A message-signalled interrupt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageSummary {
+    /// The message.
+    pub message: Msi,
+    /// Whether this message is masked.
+    pub is_masked: bool,
+    /// Whether the message waits until it is unmasked.
+    pub is_pending: bool,
 }
 
 /// The MSI-X table and the pending bits of one function.

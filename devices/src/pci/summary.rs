@@ -1,6 +1,6 @@
 //! The functions on the bus, decoded for people.
 
-use super::msix::Msi;
+use super::msix::MessagesSummary;
 use crate::virtio::VirtioSummary;
 
 /// A function on the bus.
@@ -49,26 +49,4 @@ pub struct BarSummary {
     pub size_bytes: u32,
     /// Whether the BAR has I/O ports.
     pub is_ports: bool,
-}
-
-/// The message-signalled interrupts of a function.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MessagesSummary {
-    /// Whether the messages replace the interrupt line.
-    pub is_enabled: bool,
-    /// Whether all messages are masked.
-    pub is_masked: bool,
-    /// The messages, by their numbers.
-    pub messages: Vec<MessageSummary>,
-}
-
-/// A message-signalled interrupt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MessageSummary {
-    /// The message.
-    pub message: Msi,
-    /// Whether this message is masked.
-    pub is_masked: bool,
-    /// Whether the message waits until it is unmasked.
-    pub is_pending: bool,
 }

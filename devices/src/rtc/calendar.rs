@@ -1,7 +1,5 @@
 //! Dates and the format of the time registers.
 
-use super::Date;
-
 /// Number of time registers: seconds, minutes, hours, weekday, day, month, year, century.
 pub(super) const TIME_REGISTERS: usize = 8;
 
@@ -53,6 +51,23 @@ impl Format {
         }
         self.decode(raw & !PM) % 12 + if raw & PM != 0 { 12 } else { 0 }
     }
+}
+
+/// A date and a time of day, as the clock shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Date {
+    /// The year with its century.
+    pub year: u16,
+    /// The month, from 1.
+    pub month: u8,
+    /// The day of the month, from 1.
+    pub day: u8,
+    /// The hour, 0 to 23.
+    pub hour: u8,
+    /// The minute.
+    pub minute: u8,
+    /// The second.
+    pub second: u8,
 }
 
 /// The time registers as the guest reads them, in the order of `ADDRESSES`.

@@ -7,7 +7,7 @@ use crate::clock::Clock;
 /// The time base of the periodic interrupt, a watch crystal.
 const CRYSTAL: Clock = Clock::new(32_768);
 /// An alarm byte with both high bits set matches everything.
-pub(super) const WILDCARD: u8 = 0xC0;
+const WILDCARD: u8 = 0xC0;
 const SECONDS_PER_DAY: u64 = 86_400;
 
 impl Rtc {
@@ -20,6 +20,17 @@ impl Rtc {
                 self.next_flag_ns(flag, self.s.flags_from_ns).is_some_and(|at_ns| at_ns <= now_ns)
             })
             .fold(self.s.flags & mask, |flags, flag| flags | flag)
+    }
+
+    /// The alarm's hour, minute and second. `None` matches every value.
+    pub(super) fn alarm(&self) -> [Option<u8>; 3] {
+        let ([second, minute, hour], format) = (self.s.alarm, self.format());
+        let field = |raw: u8, value: u8| (raw < WILDCARD).then_some(value);
+        [
+            field(hour, format.decode_hours(hour)),
+            field(minute, format.decode(minute)),
+            field(second, format.decode(second)),
+        ]
     }
 
     /// Stores the flags up to now, before a change of the settings.

@@ -1,5 +1,5 @@
-//! Compares what `ttvm board` shows with what the guest's kernel says about the same chips and devices: the tables that
-//! it prints at boot, its files in `/proc` and `/sys`, and its trace of vectors.
+//! Compares `ttvm board` with what the guest's kernel says about the same chips and devices. The kernel prints tables at
+//! boot, has files in `/proc` and `/sys`, and traces the vectors of interrupts.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;

@@ -6,6 +6,7 @@ mod events;
 mod functions;
 mod processors;
 mod vectors;
+mod words;
 
 use std::fmt::{Display, Formatter, Result as Written};
 
@@ -22,6 +23,7 @@ pub use vectors::{Handler, Target, VectorUse};
 
 use crate::state::part;
 use vectors::Names;
+use words::seconds;
 
 /// The board at one place.
 #[derive(Clone, Debug, Serialize)]
@@ -94,19 +96,4 @@ impl Display for Board {
         self.functions.iter().try_for_each(|function| write!(f, "\n  {function}"))?;
         part(f, "next events", "  ", &self.next_events)
     }
-}
-
-fn seconds(ns: u64) -> f64 {
-    ns as f64 / 1e9
-}
-
-/// Words in a list, or "none".
-fn listed<W: Display>(words: impl IntoIterator<Item = W>) -> String {
-    let words: Vec<String> = words.into_iter().map(|word| word.to_string()).collect();
-    if words.is_empty() { "none".to_string() } else { words.join(", ") }
-}
-
-/// A level in words.
-fn level(is_up: bool) -> &'static str {
-    if is_up { "up" } else { "down" }
 }

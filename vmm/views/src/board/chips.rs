@@ -11,7 +11,7 @@ use devices::uart::UartSummary;
 use serde::Serialize;
 
 use super::vectors::{Names, Target};
-use super::{level, listed, seconds};
+use super::words::{level, listed, seconds};
 
 /// The sources of interrupts in the serial port's interrupt enable register.
 const SERIAL_SOURCES: [&str; 4] = ["received data", "transmitter empty", "line status", "modem status"];

@@ -8,7 +8,7 @@ use machine::position::Count;
 use serde::Serialize;
 
 use super::processors::LocalApic;
-use super::seconds;
+use super::words::seconds;
 
 /// An event that will happen by itself.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -7,8 +7,8 @@ use devices::pci::{FunctionSummary, MessageSummary, MessagesSummary};
 use devices::virtio::{DeviceStateV1, QueueSummary, RingSummary, SECTOR_BYTES, VirtioSummary};
 use serde::Serialize;
 
-use super::listed;
 use super::vectors::{Names, Target};
+use super::words::listed;
 
 /// A function on the PCI bus.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

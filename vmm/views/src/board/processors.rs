@@ -7,7 +7,7 @@ use devices::lapic::{LapicSummary, LocalEntry, Mode, StartupV1, TimerMode, Timer
 use serde::Serialize;
 
 use super::vectors::{Names, VectorUse, delivery};
-use super::{listed, seconds};
+use super::words::{listed, seconds};
 use crate::processors::Activity;
 
 /// The local APIC of a processor.

@@ -11,7 +11,7 @@ use machine::Machine;
 use machine::position::Instructions;
 use serde::Serialize;
 
-use super::listed;
+use super::words::listed;
 use crate::visible::in_a_line;
 
 /// The bytes of a gate in the interrupt descriptor table in long mode (SDM vol. 3, 7.14.1).
