@@ -114,6 +114,61 @@ impl Rtc {
             index: 0,
             clock: ClockStateV1::Running { offset_s, offset_ns: 0 },
             weekday_shift: 0,
+            alarm: [0; 3],
+            // 32.768 kHz crystal, 1024 Hz periodic rate.
+            reg_a: 0x26,
+            reg_b: 0x02,
+            flags: 0,
+            flags_from_ns: 0,
+            nvram: vec![0; CMOS_BYTES],
+        };
+        Rtc { s }
+    }
+
+    /// Reads the index (`offset` 0) or data (1) port.
+    pub fn read(&mut self, offset: u16, now_ns: u64) -> u8 {
+        if offset == 0 { 0xFF } else { self.read_register(usize::from(self.s.index), now_ns) }
+    }
+
+    /// Writes the index or data port. Bit 7 of the index (NMI mask on a PC) is ignored.
+    pub fn write(&mut self, offset: u16, value: u8, now_ns: u64) {
+        if offset == 0 {
+            self.s.index = value & 0x7F;
+        } else {
+            self.write_register(usize::from(self.s.index), value, now_ns);
+        }
+    }
+
+    /// Sets a byte of CMOS RAM, as firmware does. The clock's own registers do not change.
+    pub fn set_nvram(&mut self, address: u8, value: u8) {
+        let address = usize::from(address & 0x7F);
+        if address > REG_D && address != REG_CENTURY {
+            self.s.nvram[address] = value;
+        }
+    }
+
+    /// Level of the interrupt line. The line stays up until register C is read.
+    pub fn irq(&self, now_ns: u64) -> bool {
+        self.flags(self.s.reg_b & C_FLAGS, now_ns) != 0
+    }
+
+    /// The first time after `after_ns` at which the interrupt line rises without an access; `None` if it never does.
+    pub fn next_deadline_ns(&self, after_ns: u64) -> Option<u64> {
+        if self.irq(after_ns) {
+            return None;
+        }
+        [C_PERIODIC, C_ALARM, C_UPDATE]
+            .into_iter()
+            .filter(|flag| self.s.reg_b & flag != 0)
+            .filter_map(|flag| self.next_flag_ns(flag, after_ns))
+            .min()
+    }
+
+    /// The clock's state, decoded.
+    pub fn summary(&self, now_ns: u64) -> RtcSummary {
+        RtcSummary {
+            date: self.time_registers(now_ns).date(self.format()),
+            runs: matches!(self.s.clock, ClockStateV1::Running { .. }),
             alarm: self.alarm(),
             is_alarm_enabled: self.s.reg_b & C_ALARM != 0,
             is_update_enabled: self.s.reg_b & C_UPDATE != 0,
