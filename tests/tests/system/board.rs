@@ -9,12 +9,12 @@ use std::path::Path;
 use history::timeline::Timeline;
 use machine::config::{MachineOptions, NetworkConfig, Processors};
 use machine::error::exit_code;
+use machine::script::Script;
 use serde_json::{Value, json};
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest, linux_options, repository, with_files};
 use tests::program::{json, run};
 use tests::record::open;
-use tests::shared::Shared;
 
 const PROCESSORS: u8 = 3;
 /// With these parameters the kernel prints the contents of its interrupt controllers, and traces the vectors that it gives
@@ -43,24 +43,34 @@ sleep 1
 
 /// Records the guest as `r.ttvm` in a folder, and returns its console's text.
 fn record(directory: &Path) -> String {
-    static GUEST: Shared = Shared::new();
-    let guest = || {
-        let (root, initrd) = (directory.join("root"), directory.join("initrd.gz"));
-        std::fs::create_dir(&root).expect("the folder is ours");
-        std::fs::write(root.join("ask"), ASK).expect("the folder is ours");
-        std::fs::set_permissions(root.join("ask"), Permissions::from_mode(0o755)).expect("the file is ours");
-        with_files(&BUSYBOX, &root, &initrd);
-        let disk = directory.join("disk.img");
-        std::fs::File::create(&disk).and_then(|file| file.set_len(8 << 20)).expect("the folder is ours");
-        Guest::new(&MachineOptions {
-            initrd: Some(initrd),
-            disk: Some(disk),
-            network: Some(NetworkConfig { mac: [2, 0, 0, 0, 0, 7], mtu: 1500, segments: false }),
-            processors: Processors::new(PROCESSORS).expect("a machine can have three"),
-            ..linux_options(&CLOUD, &BUSYBOX, PARAMETERS, 256)
-        })
-    };
-    GUEST.copy_to(&directory.join("r.ttvm"), guest, &[]).to_string()
+    let (root, initrd) = (directory.join("root"), directory.join("initrd.gz"));
+    std::fs::create_dir(&root).expect("the folder is ours");
+    std::fs::write(root.join("ask"), ASK).expect("the folder is ours");
+    std::fs::set_permissions(root.join("ask"), Permissions::from_mode(0o755)).expect("the file is ours");
+    with_files(&BUSYBOX, &root, &initrd);
+    let disk = directory.join("disk.img");
+    std::fs::File::create(&disk).and_then(|file| file.set_len(8 << 20)).expect("the folder is ours");
+    let guest = Guest::new(&MachineOptions {
+        initrd: Some(initrd),
+        disk: Some(disk),
+        network: Some(NetworkConfig { mac: [2, 0, 0, 0, 0, 7], mtu: 1500, segments: false }),
+        processors: Processors::new(PROCESSORS).expect("a machine can have three"),
+        ..linux_options(&CLOUD, &BUSYBOX, PARAMETERS, 256)
+    });
+    let mut script = Script::silent();
+    tests::record::record(&guest, &directory.join("r.ttvm"), &mut script);
+    script.text()
+}
+
+#[test]
+fn the_board_is_as_the_guest_and_gdb_see_it() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let directory = directory.path();
+    let console = record(directory);
+    interrupt_controllers_are_as_the_kernel_prints_them(directory, &console);
+    functions_and_their_interrupts_are_as_the_kernel_knows_them(directory, &console);
+    timers_interrupt_at_the_times_that_the_board_shows(directory);
+    gdb_and_the_program_show_the_same_board(directory);
 }
 
 fn list(value: &Value) -> &Vec<Value> {
@@ -95,11 +105,7 @@ fn printed(console: &str, text: &str) -> Vec<u64> {
 }
 
 /// The kernel reads the registers of its interrupt controllers and prints them.
-#[test]
-fn interrupt_controllers_are_as_the_kernel_prints_them() {
-    let directory = tempfile::tempdir().expect("a temporary folder");
-    let directory = directory.path();
-    let console = record(directory);
+fn interrupt_controllers_are_as_the_kernel_prints_them(directory: &Path, console: &str) {
     let board = board(directory, &after(directory, AFTER_TABLES));
     let pins: BTreeMap<u64, &Value> =
         list(&board["io_apic"]).iter().map(|pin| (pin["pin"].as_u64().expect("a number"), pin)).collect();
@@ -149,9 +155,9 @@ fn interrupt_controllers_are_as_the_kernel_prints_them() {
         ("PIC  ISR: ", "in_service"),
         ("PIC ELCR: ", "level_triggered"),
     ] {
-        assert_eq!(printed(&console, text), [pair(register)], "{register}");
+        assert_eq!(printed(console, text), [pair(register)], "{register}");
     }
-    local_apics_are_as_printed(&console, &board);
+    local_apics_are_as_printed(console, &board);
 }
 
 fn local_apics_are_as_printed(console: &str, board: &Value) {
@@ -206,14 +212,10 @@ fn local_apics_are_as_printed(console: &str, board: &Value) {
 }
 
 /// The kernel's files describe the same PCI functions, and the kernel's trace has the vector of each interrupt.
-#[test]
-fn functions_and_their_interrupts_are_as_the_kernel_knows_them() {
-    let directory = tempfile::tempdir().expect("a temporary folder");
-    let directory = directory.path();
-    let console = record(directory);
+fn functions_and_their_interrupts_are_as_the_kernel_knows_them(directory: &Path, console: &str) {
     let board = board(directory, &after(directory, "console:BOARD ENDS"));
     let functions = list(&board["functions"]);
-    let said = lines(&console, "function");
+    let said = lines(console, "function");
     assert_eq!((functions.len(), said.len()), (5, 5), "{said:?}");
     // The vectors of interrupts: the last line about an interrupt holds.
     let field = |line: &str, name: &str| -> u64 {
@@ -221,7 +223,7 @@ fn functions_and_their_interrupts_are_as_the_kernel_knows_them() {
             line.split(' ').find_map(|word| word.strip_prefix(name)).unwrap_or_else(|| panic!("{line}"));
         value.parse().unwrap_or_else(|error| panic!("{line}: {error}"))
     };
-    let configured: BTreeMap<u64, (u64, u64)> = lines(&console, "config")
+    let configured: BTreeMap<u64, (u64, u64)> = lines(console, "config")
         .into_iter()
         .map(|line| (field(line, "irq="), (field(line, "vector="), field(line, "cpu="))))
         .collect();
@@ -232,7 +234,7 @@ fn functions_and_their_interrupts_are_as_the_kernel_knows_them() {
         assert_eq!(format!("0000:{}", function["address"].as_str().unwrap()), address);
         let ids = format!("{:04x}:{:04x}", hex(vendor), hex(device));
         assert_eq!((&function["ids"], &function["class"]), (&json!(ids), &json!(&class[2..])));
-        let bars = lines(&console, &format!("bar {address}"));
+        let bars = lines(console, &format!("bar {address}"));
         let bars: Vec<Value> = bars
             .iter()
             .take(6)
@@ -251,7 +253,7 @@ fn functions_and_their_interrupts_are_as_the_kernel_knows_them() {
             let shown =
                 json!([message["irq"], message["vector"], message["processors"], message["is_masked"]]);
             assert_eq!(shown, json!([irq, vector, [processor], false]), "{message}");
-            assert_eq!(interrupt_names(&console, irq), names(message), "{message}");
+            assert_eq!(interrupt_names(console, irq), names(message), "{message}");
             messages_seen += 1;
         }
     }
@@ -259,10 +261,10 @@ fn functions_and_their_interrupts_are_as_the_kernel_knows_them() {
     for pin in list(&board["io_apic"]) {
         let (vector, processor) = configured[&pin["irq"].as_u64().expect("each used pin has an interrupt")];
         assert_eq!(json!([pin["vector"], pin["processors"]]), json!([vector, [processor]]), "{pin}");
-        assert_eq!(interrupt_names(&console, pin["irq"].as_u64().unwrap()), names(pin), "{pin}");
+        assert_eq!(interrupt_names(console, pin["irq"].as_u64().unwrap()), names(pin), "{pin}");
     }
-    virtio_is_as_the_kernel_knows_it(&console, functions);
-    clock_is_as_the_kernel_reads_it(&console, &board["rtc"]);
+    virtio_is_as_the_kernel_knows_it(console, functions);
+    clock_is_as_the_kernel_reads_it(console, &board["rtc"]);
 }
 
 /// The names of an interrupt's handlers, from `/proc/interrupts`.
@@ -352,11 +354,7 @@ fn clock_is_as_the_kernel_reads_it(console: &str, shown: &Value) {
 
 /// Before each interrupt of a local APIC's timer, the board must show the timer's time. After the delivery, the
 /// interrupt is in service.
-#[test]
-fn timers_interrupt_at_the_times_that_the_board_shows() {
-    let directory = tempfile::tempdir().expect("a temporary folder");
-    let directory = directory.path();
-    record(directory);
+fn timers_interrupt_at_the_times_that_the_board_shows(directory: &Path) {
     let from = after(directory, "console:BOARD ENDS");
     let condition = format!("vector:{TIMER_VECTOR}");
     let search = ["search", "r.ttvm", &condition, "--all", "--from", &from, "--limit", "6", "--json"];
@@ -393,11 +391,8 @@ fn timers_interrupt_at_the_times_that_the_board_shows() {
 }
 
 /// gdb must show the same text as the program. A position at which nothing is set up must be no problem.
-#[test]
-fn gdb_and_the_program_show_the_same_board() {
-    let directory = tempfile::tempdir().expect("a temporary folder");
-    record(directory.path());
-    let (code, text, _) = run(directory.path(), &["board", "r.ttvm", "--at", "insn:200000000"]);
+fn gdb_and_the_program_show_the_same_board(directory: &Path) {
+    let (code, text, _) = run(directory, &["board", "r.ttvm", "--at", "insn:200000000"]);
     assert_eq!(code, Some(exit_code::DONE));
     let commands = [
         format!("source {}", repository().join("gdb/commands/tt.py").display()),
@@ -407,8 +402,8 @@ fn gdb_and_the_program_show_the_same_board() {
         "tt board".to_string(),
     ];
     let mut timeline =
-        Timeline::open(&open(&directory.path().join("r.ttvm"))).unwrap_or_else(|error| panic!("{error}"));
-    let said = batch::serve(&mut timeline, directory.path(), |socket| {
+        Timeline::open(&open(&directory.join("r.ttvm"))).unwrap_or_else(|error| panic!("{error}"));
+    let said = batch::serve(&mut timeline, directory, |socket| {
         let mut gdb = batch::gdb();
         batch::attach(&mut gdb, socket, &commands);
         gdb
