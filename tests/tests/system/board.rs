@@ -10,11 +10,12 @@ use history::timeline::Timeline;
 use machine::config::{MachineOptions, NetworkConfig, Processors};
 use machine::error::exit_code;
 use machine::script::Script;
+use recording::pace::CheckpointOptions;
 use serde_json::{Value, json};
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest, linux_options, repository, with_files};
 use tests::program::{json, run};
-use tests::record::open;
+use tests::record::{open, record_with_checkpoints};
 
 const PROCESSORS: u8 = 3;
 /// With these parameters the kernel prints the contents of its interrupt controllers, and traces the vectors that it gives
@@ -58,7 +59,8 @@ fn record(directory: &Path) -> String {
         ..linux_options(&CLOUD, &BUSYBOX, PARAMETERS, 256)
     });
     let mut script = Script::silent();
-    tests::record::record(&guest, &directory.join("r.ttvm"), &mut script);
+    let (path, options) = (directory.join("r.ttvm"), CheckpointOptions::default());
+    record_with_checkpoints(&guest, &path, &mut script, options);
     script.text()
 }
 
@@ -357,7 +359,7 @@ fn clock_is_as_the_kernel_reads_it(console: &str, shown: &Value) {
 fn timers_interrupt_at_the_times_that_the_board_shows(directory: &Path) {
     let from = after(directory, "console:BOARD ENDS");
     let condition = format!("vector:{TIMER_VECTOR}");
-    let search = ["search", "r.ttvm", &condition, "--all", "--from", &from, "--limit", "6", "--json"];
+    let search = ["search", "r.ttvm", &condition, "--all", "--from", &from, "--limit", "4", "--json"];
     let found = json(directory, &search);
     let mut expected = 0;
     for hit in list(&found["hits"]) {

@@ -55,7 +55,8 @@ fn a_ring_shows_what_waits_and_when_the_driver_wants_an_interrupt() {
         receive.add(&pc, &[(buffer, 64, true)]);
         receive.add(&pc, &[(buffer, 64, true)]);
         receive.kick(&mut pc);
-        pc.bus.console_mut().expect("there is one").push_input(&pc.mem(), b"k");
+        let memory = pc.mem();
+        pc.bus.console_mut().expect("there is one").push_input(&memory, b"k");
         receive.set_used_event(&pc, 2);
         let seen = |pc: &Pc| virtio(pc, CONSOLE_SLOT).queues[0].ring(&pc.mem());
         let interrupt_after = Some(if has_index { 2 } else { 1 });
