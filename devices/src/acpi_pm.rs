@@ -40,6 +40,17 @@ pub struct AcpiPmStateV1 {
     control: u16,
 }
 
+/// The registers as the guest reads them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AcpiPmSummary {
+    /// The PM timer's value.
+    pub timer: u32,
+    /// The PM1 status register.
+    pub status: u16,
+    /// The PM1 enable register.
+    pub enable: u16,
+}
+
 /// The registers of the ACPI fixed hardware.
 #[derive(Clone, Debug)]
 pub struct AcpiPm {
@@ -64,7 +75,7 @@ impl AcpiPm {
         let word = match offset & !3 {
             0 => u32::from(self.status(now_ns)) | u32::from(self.s.enable) << 16,
             4 => u32::from(self.s.control | CONTROL_SCI_ENABLE),
-            8 => CLOCK.ticks(now_ns) as u32,
+            8 => timer(now_ns),
             _ => u32::MAX,
         };
         word.to_le_bytes()[usize::from(offset & 3)]
@@ -110,6 +121,11 @@ impl AcpiPm {
         std::mem::take(&mut self.power_off)
     }
 
+    /// The registers as the guest reads them.
+    pub fn summary(&self, now_ns: u64) -> AcpiPmSummary {
+        AcpiPmSummary { timer: timer(now_ns), status: self.status(now_ns), enable: self.s.enable }
+    }
+
     /// The registers' state.
     pub fn save(&self) -> AcpiPmStateV1 {
         self.s.clone()
@@ -139,6 +155,11 @@ impl AcpiPm {
             log::debug!("ACPI: sleep type {sleep_type} is not supported");
         }
     }
+}
+
+/// The value of the timer.
+fn timer(now_ns: u64) -> u32 {
+    CLOCK.ticks(now_ns) as u32
 }
 
 /// How often the timer's highest bit has changed.

@@ -22,6 +22,7 @@ const REG_VERSION: u8 = 0x01;
 const REG_ARBITRATION: u8 = 0x02;
 const REG_REDIRECTION: u8 = 0x10;
 
+const ENTRY_ACTIVE_LOW: u64 = 1 << 13;
 const ENTRY_LOGICAL: u64 = 1 << 11;
 const ENTRY_REMOTE_IRR: u64 = 1 << 14;
 const ENTRY_LEVEL: u64 = 1 << 15;
@@ -48,6 +49,30 @@ pub struct IoApic {
     s: IoApicStateV1,
     /// The level-triggered pins, derived from the redirection entries.
     level_pins: u32,
+}
+
+/// A redirection entry, decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RedirectionEntry {
+    /// The number of the input.
+    pub pin: u8,
+    /// The message that the input sends.
+    pub message: InterruptMessage,
+    /// Whether the input is masked.
+    pub is_masked: bool,
+    /// Whether the guest has set the polarity to active low.
+    pub is_active_low: bool,
+    /// Whether a message was accepted that no end of interrupt has followed (remote IRR).
+    pub awaits_end: bool,
+    /// Whether the input is up.
+    pub is_up: bool,
+}
+
+impl RedirectionEntry {
+    /// Whether the guest has programmed the entry, or its input is up.
+    pub fn is_used(&self) -> bool {
+        !self.is_masked || self.message.vector != 0 || self.is_up
+    }
 }
 
 impl Default for IoApic {
@@ -123,6 +148,18 @@ impl IoApic {
     pub fn passes_external_interrupt(&self, pin: usize) -> bool {
         self.s.redirection.get(pin).is_some_and(|&entry| {
             entry & ENTRY_MASKED == 0 && DeliveryMode::from_bits(entry >> 8) == DeliveryMode::ExtInt
+        })
+    }
+
+    /// The redirection entries of all inputs.
+    pub fn entries(&self) -> impl Iterator<Item = RedirectionEntry> {
+        self.s.redirection.iter().zip(0..).map(|(&entry, pin)| RedirectionEntry {
+            pin,
+            message: message(entry),
+            is_masked: entry & ENTRY_MASKED != 0,
+            is_active_low: entry & ENTRY_ACTIVE_LOW != 0,
+            awaits_end: entry & ENTRY_REMOTE_IRR != 0,
+            is_up: self.s.lines >> pin & 1 != 0,
         })
     }
 

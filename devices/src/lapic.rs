@@ -9,6 +9,7 @@
 mod register_file;
 mod registers;
 mod state;
+mod summary;
 mod timer;
 mod vectors;
 
@@ -19,8 +20,9 @@ use crate::layout::LAPIC_BASE;
 use crate::restore::RestoreError;
 use register_file::RegisterFile;
 pub use state::LapicStateV1;
+pub use summary::{LapicSummary, LocalEntry};
 use timer::Timer;
-pub use timer::TimerStateV1;
+pub use timer::{TimerMode, TimerStateV1, TimerSummary};
 use vectors::VectorSet;
 
 /// IA32_APIC_BASE.
@@ -63,10 +65,14 @@ pub fn is_apic_msr(index: u32) -> bool {
     matches!(index, MSR_APIC_BASE | MSR_TSC_DEADLINE | MSR_X2APIC_FIRST..=MSR_X2APIC_LAST)
 }
 
+/// The mode of a local APIC, by IA32_APIC_BASE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
+pub enum Mode {
+    /// The APIC is disabled.
     Disabled,
+    /// The registers are in memory.
     XApic,
+    /// The registers are MSRs.
     X2Apic,
 }
 
@@ -428,7 +434,7 @@ impl LocalApic {
     }
 
     /// Whether a message is for this APIC. Sources outside the CPU send 8-bit destinations, in either mode.
-    fn is_message_for_us(&self, message: &InterruptMessage) -> bool {
+    pub(crate) fn is_message_for_us(&self, message: &InterruptMessage) -> bool {
         let destination = u32::from(message.destination);
         match (destination, message.logical) {
             (0xFF, _) => true,

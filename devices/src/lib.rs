@@ -18,6 +18,8 @@
 //! that holds the chip or the whole board. Each call that needs the time takes it as `now_ns`, in nanoseconds since
 //! power-on. [`platform::Platform`] wires the chips together; [`layout`] has the addresses.
 //!
+//! The function `summary` of a chip decodes the chip's registers for people.
+//!
 //! The chips are written by hand, because their whole state must be plain data, and the time must be an argument.
 //! The virtio queues use the crate `virtio-queue`.
 

@@ -24,6 +24,21 @@ pub enum PicChip {
     Slave,
 }
 
+/// The registers of one of the two chips.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PicSummary {
+    /// The inputs that request an interrupt (IRR).
+    pub requested: u8,
+    /// The inputs in service (ISR).
+    pub in_service: u8,
+    /// The masked inputs (IMR).
+    pub masked: u8,
+    /// The level-triggered inputs (ELCR).
+    pub level_triggered: u8,
+    /// The vector of input 0.
+    pub first_vector: u8,
+}
+
 /// The master and the slave controller.
 #[derive(Clone, Debug)]
 pub struct PicPair {
@@ -100,6 +115,20 @@ impl PicPair {
         };
         self.update_cascade();
         vector
+    }
+
+    /// The registers of master and slave.
+    pub fn summary(&self) -> [PicSummary; 2] {
+        [&self.master, &self.slave].map(|chip| {
+            let registers = chip.registers();
+            PicSummary {
+                requested: chip.requests(),
+                in_service: registers.in_service,
+                masked: registers.mask,
+                level_triggered: chip.level_inputs(),
+                first_vector: registers.vector_base,
+            }
+        })
     }
 
     /// The chips' state.

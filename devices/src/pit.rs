@@ -12,6 +12,7 @@ mod state;
 use crate::clock::Clock;
 use crate::restore::RestoreError;
 use channel::Channel;
+pub use channel::ChannelSummary;
 pub use state::{ChannelStateV1, CountPhaseV1, CycleV1, PitStateV1};
 
 /// Frequency of the clock input of all three channels, in hertz.
@@ -74,6 +75,11 @@ impl Pit {
     pub fn next_deadline_ns(&self, after_ns: u64) -> Option<u64> {
         let tick = self.channels[0].next_change(CLOCK.ticks(after_ns))?;
         CLOCK.start_ns(tick)
+    }
+
+    /// The state of each channel.
+    pub fn summary(&self, now_ns: u64) -> [ChannelSummary; 3] {
+        self.channels.each_ref().map(|channel| channel.summary(CLOCK, now_ns))
     }
 
     /// The chip's state.

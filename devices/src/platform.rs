@@ -12,6 +12,7 @@
 
 mod access;
 mod bus;
+mod chips;
 mod interrupts;
 mod pci;
 mod save;

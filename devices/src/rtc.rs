@@ -12,6 +12,7 @@ mod flags;
 use serde::{Deserialize, Serialize};
 
 use crate::restore::RestoreError;
+pub use calendar::Date;
 use calendar::{Format, REG_CENTURY, TIME_REGISTERS, TimeRegisters};
 
 pub(crate) const NS_PER_SECOND: u64 = 1_000_000_000;
@@ -80,6 +81,25 @@ pub struct RtcStateV1 {
     nvram: Vec<u8>,
 }
 
+/// The clock's state, decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RtcSummary {
+    /// The date that the clock shows.
+    pub date: Date,
+    /// Whether the clock runs.
+    pub runs: bool,
+    /// The alarm's hour, minute and second. `None` matches every value.
+    pub alarm: [Option<u8>; 3],
+    /// Whether the alarm causes interrupts.
+    pub is_alarm_enabled: bool,
+    /// Whether each second causes an interrupt.
+    pub is_update_enabled: bool,
+    /// Whether the periodic interrupt is enabled.
+    pub is_periodic_enabled: bool,
+    /// Whether the interrupt line is up.
+    pub is_up: bool,
+}
+
 /// The clock with its registers and its CMOS RAM.
 #[derive(Clone, Debug)]
 pub struct Rtc {
@@ -142,6 +162,19 @@ impl Rtc {
             .filter(|flag| self.s.reg_b & flag != 0)
             .filter_map(|flag| self.next_flag_ns(flag, after_ns))
             .min()
+    }
+
+    /// The clock's state, decoded.
+    pub fn summary(&self, now_ns: u64) -> RtcSummary {
+        RtcSummary {
+            date: self.time_registers(now_ns).date(self.format()),
+            runs: matches!(self.s.clock, ClockStateV1::Running { .. }),
+            alarm: self.alarm(),
+            is_alarm_enabled: self.s.reg_b & C_ALARM != 0,
+            is_update_enabled: self.s.reg_b & C_UPDATE != 0,
+            is_periodic_enabled: self.s.reg_b & C_PERIODIC != 0,
+            is_up: self.irq(now_ns),
+        }
     }
 
     /// The chip's state.

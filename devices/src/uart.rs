@@ -75,6 +75,27 @@ pub struct UartStateV1 {
     modem_changes: u8,
 }
 
+/// The port's state, decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UartSummary {
+    /// The interrupt enable register (IER).
+    pub interrupt_enable: u8,
+    /// The modem control register (MCR).
+    pub modem_control: u8,
+    /// The line control register (LCR).
+    pub line_control: u8,
+    /// The baud rate's divisor.
+    pub divisor: u16,
+    /// Whether the FIFOs are on.
+    pub has_fifos: bool,
+    /// Received bytes that the guest has not read, oldest first.
+    pub received: Vec<u8>,
+    /// The enabled interrupt of the highest priority that waits, by its name in the datasheet.
+    pub pending: Option<&'static str>,
+    /// Whether the interrupt line is up.
+    pub is_up: bool,
+}
+
 /// The serial port with its registers, its received bytes, and the output that the owner has not taken.
 #[derive(Clone, Debug)]
 pub struct Uart {
@@ -193,6 +214,28 @@ impl Uart {
     /// cannot see whether the owner has taken them.
     pub fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)
+    }
+
+    /// The port's state, decoded.
+    pub fn summary(&self) -> UartSummary {
+        let pending = match self.interrupt_source() {
+            IIR_LINE_STATUS => Some("receiver line status"),
+            IIR_DATA => Some("received data available"),
+            IIR_TIMEOUT => Some("character timeout"),
+            IIR_THR_EMPTY => Some("transmitter holding register empty"),
+            IIR_MODEM_STATUS => Some("modem status"),
+            _ => None,
+        };
+        UartSummary {
+            interrupt_enable: self.s.ier,
+            modem_control: self.s.mcr,
+            line_control: self.s.lcr,
+            divisor: self.s.divisor,
+            has_fifos: self.s.fifo_enabled,
+            received: self.s.received.clone(),
+            pending,
+            is_up: self.irq(),
+        }
     }
 
     /// The chip's state.
@@ -420,6 +463,18 @@ mod tests {
         uart.write(IER, IER_THRI | IER_RDI);
         uart.write(RBR_THR, b'b');
         assert!(!uart.take_line_drop(), "received data keeps the line up");
+    }
+
+    #[test]
+    fn a_summary_names_the_interrupt_that_iir_reports() {
+        let mut uart = ready();
+        uart.write(IER, IER_THRI | IER_RDI);
+        assert_eq!(uart.summary().pending, Some("transmitter holding register empty"));
+        uart.push_input(b'x');
+        let seen = uart.summary();
+        assert_eq!((seen.pending, seen.is_up), (Some("received data available"), true));
+        assert_eq!((&seen.received[..], seen.interrupt_enable), (&b"x"[..], IER_THRI | IER_RDI));
+        assert_eq!(uart.read(IIR), IIR_DATA);
     }
 
     #[test]

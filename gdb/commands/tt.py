@@ -550,6 +550,18 @@ class Console(Verb):
         say(ask("console " + argument))
 
 
+class Board(Verb):
+    """Show the chips and devices at this position: tt board
+
+The answer has the interrupt controllers, the timers, the serial port, the PCI functions and their virtio queues. At the end it
+has the next events: timers that expire, and the next event of the recording."""
+
+    verb = "board"
+
+    def invoke(self, argument, from_tty):
+        say(ask("board"))
+
+
 class Physical(Verb):
     """Show physical memory: tt physical ADDR LEN
 
@@ -965,9 +977,9 @@ class Position(gdb.Function):
 
 for command in (Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, WhoSet, Origin, Calls, Tree, Values, Diff, Mark, Checkpoint):
     command()
-for command in (Console, Physical, Ps, Threads, BreakIn, Backtrace, Dmesg, Reports, Symbols, Program, StepInterrupts, Back):
+for command in (Console, Board, Physical, Ps, Threads, BreakIn, Backtrace, Dmesg, Reports, Symbols, Program, StepInterrupts):
     command()
-for command in (GdbCheckpoint, GuardBackward, GuardForward, Position):
+for command in (Back, GdbCheckpoint, GuardBackward, GuardForward, Position):
     command()
 for name in ("step", "next"):
     ReverseSource(name)

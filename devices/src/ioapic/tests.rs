@@ -143,3 +143,30 @@ fn messages_carry_the_entry() {
         assert_eq!(chip.passes_external_interrupt(1), mode == DeliveryMode::ExtInt);
     }
 }
+
+#[test]
+fn entries_are_decoded() {
+    let mut chip = IoApic::new();
+    assert!(!chip.entries().any(|entry| entry.is_used()), "nothing is programmed after reset");
+    program(&mut chip, 9, 0xA931, 0x0300_0000);
+    chip.set_lines(1 << 9 | 1 << 20);
+    chip.service(|_| true);
+    let used: Vec<RedirectionEntry> = chip.entries().filter(RedirectionEntry::is_used).collect();
+    let message = InterruptMessage {
+        destination: 3,
+        logical: true,
+        mode: DeliveryMode::LowestPriority,
+        vector: 0x31,
+        level: true,
+    };
+    let entry = RedirectionEntry {
+        pin: 9,
+        message,
+        is_masked: false,
+        is_active_low: true,
+        awaits_end: true,
+        is_up: true,
+    };
+    assert_eq!(used[0], entry);
+    assert_eq!((used.len(), used[1].pin, used[1].is_masked), (2, 20, true));
+}

@@ -457,3 +457,33 @@ fn a_processor_starts_when_it_is_told_to() {
     assert_eq!((apics[1].pending_vector(), apics[1].read(SVR, 0)), (None, 0xFF), "INIT resets the registers");
     assert_eq!(apics[1].startup(), StartupV1::Awaited);
 }
+
+/// The summary decodes the registers that the guest reads.
+#[test]
+fn a_summary_agrees_with_the_registers() {
+    let mut apic = enabled();
+    apic.deliver(&fixed(0x41, false));
+    apic.acknowledge();
+    apic.deliver(&fixed(0x52, false));
+    apic.deliver(&fixed(0x31, false));
+    apic.write(LVT_TIMER_REGISTER, 0x2_00EC, 0);
+    apic.write(DIVIDE, 3, 0);
+    apic.write(INITIAL_COUNT, 1000, 500);
+    let seen = apic.summary();
+    assert_eq!((seen.mode, seen.is_software_enabled), (Mode::XApic, true));
+    assert_eq!((&seen.in_service[..], &seen.requested[..]), (&[0x41][..], &[0x31, 0x52][..]));
+    assert_eq!(u32::from(seen.processor_priority), apic.read(0xA0, 0));
+    let entry = |source: &str| *seen.entries.iter().find(|entry| entry.source == source).unwrap();
+    let timer = LocalEntry { source: "timer", vector: 0xEC, mode: DeliveryMode::Fixed, is_masked: false };
+    assert_eq!((entry("timer"), entry("LINT0").is_masked), (timer, true));
+    let expected = TimerSummary {
+        mode: TimerMode::Periodic,
+        initial_count: 1000,
+        divider: 16,
+        expires_ns: Some(16_500),
+    };
+    assert_eq!(seen.timer, expected);
+    assert_eq!(apic.next_deadline_ns(), Some(16_500));
+    let seen = x2apic().summary();
+    assert_eq!((seen.mode, seen.logical_id), (Mode::X2Apic, 1));
+}

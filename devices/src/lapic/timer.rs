@@ -16,6 +16,30 @@ pub struct TimerStateV1 {
     pub(super) expiry_ns: Option<u64>,
 }
 
+/// The mode of a local APIC's timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimerMode {
+    /// The timer stops after it has counted down.
+    OneShot,
+    /// The timer starts again after it has counted down.
+    Periodic,
+    /// The timer waits for a value of the TSC.
+    TscDeadline,
+}
+
+/// A local APIC's timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimerSummary {
+    /// The timer's mode.
+    pub mode: TimerMode,
+    /// The count from which the timer counts down.
+    pub initial_count: u32,
+    /// Nanoseconds for each count.
+    pub divider: u32,
+    /// The time at which the timer expires next; `None` if the timer does not run.
+    pub expires_ns: Option<u64>,
+}
+
 /// The timer: its state, and its mode from its entry in the local vector table.
 pub(super) struct Timer<'a> {
     s: &'a mut TimerStateV1,
@@ -25,6 +49,21 @@ pub(super) struct Timer<'a> {
 impl<'a> Timer<'a> {
     pub fn new(s: &'a mut TimerStateV1, entry: u32) -> Timer<'a> {
         Timer { s, mode: mode(entry) }
+    }
+
+    /// The timer's state, decoded.
+    pub fn summary(s: &TimerStateV1, entry: u32) -> TimerSummary {
+        let mode = match mode(entry) {
+            MODE_PERIODIC => TimerMode::Periodic,
+            MODE_TSC_DEADLINE => TimerMode::TscDeadline,
+            _ => TimerMode::OneShot,
+        };
+        TimerSummary {
+            mode,
+            initial_count: s.initial,
+            divider: 1 << shift(s.divide),
+            expires_ns: s.expiry_ns,
+        }
     }
 
     pub fn tsc_deadline(&self) -> u64 {
@@ -93,11 +132,15 @@ impl<'a> Timer<'a> {
         u64::from(self.s.initial) << self.shift()
     }
 
-    /// The divider as a shift, from bits 3, 1 and 0 of its register: 0 divides by two, 6 by 128, 7 by one.
     fn shift(&self) -> u32 {
-        let bits = u32::from(self.s.divide);
-        ((bits & 3 | bits >> 1 & 4) + 1) & 7
+        shift(self.s.divide)
     }
+}
+
+/// The divider as a shift, from bits 3, 1 and 0 of its register: 0 divides by two, 6 by 128, 7 by one.
+fn shift(divide: u8) -> u32 {
+    let bits = u32::from(divide);
+    ((bits & 3 | bits >> 1 & 4) + 1) & 7
 }
 
 /// The mode, bits 18:17 of the vector table entry. The reserved fourth mode behaves as one-shot.

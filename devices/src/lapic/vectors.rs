@@ -27,6 +27,11 @@ impl VectorSet {
         Some((word * 32 + 31) as u8 - self.0[word].leading_zeros() as u8)
     }
 
+    /// The vectors in the set, in ascending order.
+    pub(super) fn members(&self) -> impl Iterator<Item = u8> {
+        (0..=u8::MAX).filter(|&vector| self.contains(vector))
+    }
+
     /// The set as its eight 32-bit registers.
     pub(super) fn words(&self) -> [u32; 8] {
         self.0
@@ -56,6 +61,7 @@ mod tests {
             assert_eq!(set.highest(), Some(vector));
             assert!(set.contains(vector));
         }
+        assert_eq!(set.members().collect::<Vec<_>>(), [0, 31, 32, 200, 255]);
         set.remove(255);
         assert_eq!(set.highest(), Some(200));
         assert_eq!(set.word(6), 1 << 8);

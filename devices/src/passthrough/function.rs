@@ -17,6 +17,7 @@ use super::written::{WrittenV1, number};
 use crate::pci::config::{ConfigSpace, Identity};
 use crate::pci::error::StateError;
 use crate::pci::msix::{Control, MAX_VECTORS, Msi, Msix};
+use crate::pci::{FunctionSummary, MessageSummary, MessagesSummary};
 use crate::virtio::state::{DeviceStateV1, QueueStateV1, TransportStateV1, VirtioFunctionStateV1};
 
 const CAP_MSI: u8 = 0x05;
@@ -336,9 +337,7 @@ impl PassedFunction {
             InterruptModeV1::Line => self.line = true,
             InterruptModeV1::Msi => {
                 let Some(at) = self.msi_at.filter(|_| self.config.bus_master()) else { return };
-                let address =
-                    u64::from(self.config.u32_at(at + 8)) << 32 | u64::from(self.config.u32_at(at + 4));
-                out.push(Msi { address, data: self.config.u16_at(at + 12).into() });
+                out.push(self.msi_message(at));
             }
             InterruptModeV1::Msix(_) => {
                 let control = self.msix_control();
@@ -352,6 +351,31 @@ impl PassedFunction {
     /// Level of the INTx line.
     pub fn irq_level(&self) -> bool {
         self.line && self.mode() == InterruptModeV1::Line
+    }
+
+    /// The message of the MSI capability at `at`.
+    fn msi_message(&self, at: usize) -> Msi {
+        let address = u64::from(self.config.u32_at(at + 8)) << 32 | u64::from(self.config.u32_at(at + 4));
+        Msi { address, data: self.config.u16_at(at + 12).into() }
+    }
+
+    /// The function's state, decoded.
+    pub fn summary(&self, slot: usize) -> FunctionSummary {
+        let msi = self.msi_at.map(|at| MessagesSummary {
+            is_enabled: self.mode() == InterruptModeV1::Msi,
+            is_masked: !self.config.bus_master(),
+            messages: vec![MessageSummary {
+                message: self.msi_message(at),
+                is_masked: false,
+                is_pending: false,
+            }],
+        });
+        FunctionSummary {
+            is_line_up: self.irq_level(),
+            msi,
+            msix: self.msix.as_ref().zip(self.msix_control()).map(|(msix, control)| msix.summary(control)),
+            ..self.config.summary(slot)
+        }
     }
 
     /// The saved state.

@@ -7,6 +7,7 @@ use super::error::StateError;
 use super::msix::Msi;
 use super::passed::PassedThrough;
 use super::state::PciBusStateV1;
+use super::summary::FunctionSummary;
 use crate::layout::{PCI_CONFIG_PORT, PCI_FIRST_GSI, PCI_MMIO_END, PCI_MMIO_START, PCI_PIC_IRQS};
 use crate::passthrough::{AskV1, DeviceInputV1, PciDescriptionV1};
 use crate::virtio::block_backend::BlockBackend;
@@ -260,6 +261,12 @@ impl PciBus {
     /// sectors. Except in a restore, the owner must never change the contents of the sectors.
     pub fn block_backend_mut<B: BlockBackend>(&mut self, slot: usize) -> Option<&mut B> {
         self.functions.get_mut(slot.checked_sub(1)?)?.block_backend_mut()
+    }
+
+    /// All functions on the bus, by slot. Slot 0 has the host bridge.
+    pub fn functions(&self) -> Vec<FunctionSummary> {
+        let virtio = (1..).zip(&self.functions).map(|(slot, function)| function.summary(slot));
+        [self.host_bridge.summary(0)].into_iter().chain(virtio).chain(self.passed.summaries()).collect()
     }
 
     /// The state that the guest can see now or later, except disk contents.

@@ -7,6 +7,7 @@
 //! PCI Local Bus Specification 3.0, chapter 6.
 
 use super::error::StateError;
+use super::summary::{BarSummary, FunctionSummary};
 
 /// Size of a conventional configuration space in bytes.
 pub(crate) const CONFIG_BYTES: usize = 256;
@@ -14,6 +15,7 @@ pub(crate) const CONFIG_BYTES: usize = 256;
 const COMMAND: usize = 0x04;
 const STATUS: usize = 0x06;
 const FIRST_BAR: usize = 0x10;
+const BARS: usize = 6;
 const CAPABILITIES_POINTER: usize = 0x34;
 const INTERRUPT_LINE: usize = 0x3C;
 const INTERRUPT_PIN: usize = 0x3D;
@@ -192,6 +194,39 @@ impl ConfigSpace {
         u64::from(register & if register & BAR_PORTS != 0 { !3 } else { !0xF })
     }
 
+    /// The identity, the bits of the command register, and the BARs. `slot` is the function's place on the bus.
+    pub fn summary(&self, slot: usize) -> FunctionSummary {
+        let command = self.u16_at(COMMAND);
+        FunctionSummary {
+            slot,
+            vendor: self.u16_at(0x00),
+            device: self.u16_at(0x02),
+            class: self.u32_at(0x08) >> 8,
+            is_memory_enabled: self.memory_enabled(),
+            is_ports_enabled: command & COMMAND_PORTS != 0,
+            is_bus_master: self.bus_master(),
+            is_line_disabled: self.intx_disabled(),
+            has_line: self.u8_at(INTERRUPT_PIN) != 0,
+            line: self.u8_at(INTERRUPT_LINE),
+            bars: (0..BARS).filter_map(|index| self.bar(index)).collect(),
+            ..FunctionSummary::default()
+        }
+    }
+
+    /// A BAR with its size, which follows from its writable bits.
+    fn bar(&self, index: usize) -> Option<BarSummary> {
+        let register = FIRST_BAR + 4 * index;
+        let at = |bytes: &[u8; CONFIG_BYTES], place: usize| u32::from(bytes[register + place]) << (8 * place);
+        let writable = (0..4).fold(0, |mask, place| mask | at(&self.writable, place));
+        let is_ports = self.u32_at(register) & BAR_PORTS != 0;
+        (writable != 0).then(|| BarSummary {
+            index,
+            address: self.any_bar_base(index),
+            size_bytes: 1 << writable.trailing_zeros(),
+            is_ports,
+        })
+    }
+
     /// All registers, for saving.
     pub fn bytes(&self) -> Vec<u8> {
         self.bytes.to_vec()
@@ -241,6 +276,8 @@ mod tests {
         space.write(0x10, &[0xFF; 24]);
         let bars: Vec<u32> = (0..6).map(|i| space.u32_at(0x10 + 4 * i)).collect();
         assert_eq!(bars, [0, 0xFFFF_C000, 0, 0, 0, 0]);
+        let bar = BarSummary { index: 1, address: 0xFFFF_C000, size_bytes: 0x4000, is_ports: false };
+        assert_eq!(space.summary(3).bars, [bar]);
     }
 
     #[test]

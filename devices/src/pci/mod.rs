@@ -17,8 +17,10 @@ pub(crate) mod error;
 pub(crate) mod msix;
 mod passed;
 mod state;
+mod summary;
 
 pub use bus::{PciBus, PciRevision, SLOTS};
 pub use error::StateError;
-pub use msix::{Msi, MsixEntryV1, MsixStateV1};
+pub use msix::{MessageSummary, MessagesSummary, Msi, MsixEntryV1, MsixStateV1};
 pub use state::PciBusStateV1;
+pub use summary::{BarSummary, FunctionSummary};

@@ -71,6 +71,13 @@ pub struct MsixEntryV1 {
     pub control: u32,
 }
 
+impl MsixEntryV1 {
+    fn message(&self) -> Msi {
+        let address = u64::from(self.address_high) << 32 | u64::from(self.address_low);
+        Msi { address, data: self.data }
+    }
+}
+
 /// Saved MSI-X table and pending bits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MsixStateV1 {
@@ -78,6 +85,28 @@ pub struct MsixStateV1 {
     pub entries: Vec<MsixEntryV1>,
     /// Pending bit array, bit n for vector n.
     pub pending: u64,
+}
+
+/// The message-signalled interrupts of a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MessagesSummary {
+    /// Whether the messages replace the interrupt line.
+    pub is_enabled: bool,
+    /// Whether all messages are masked.
+    pub is_masked: bool,
+    /// The messages, by their numbers.
+    pub messages: Vec<MessageSummary>,
+}
+
+/// A message-signalled interrupt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageSummary {
+    /// The message.
+    pub message: Msi,
+    /// Whether this message is masked.
+    pub is_masked: bool,
+    /// Whether the message waits until it is unmasked.
+    pub is_pending: bool,
 }
 
 /// The MSI-X table and the pending bits of one function.
@@ -152,6 +181,20 @@ impl Msix {
         self.send_pending(control, out);
     }
 
+    /// The messages, decoded.
+    pub fn summary(&self, control: Control) -> MessagesSummary {
+        let message = |(vector, entry): (usize, &MsixEntryV1)| MessageSummary {
+            message: entry.message(),
+            is_masked: entry.control & ENTRY_MASKED != 0,
+            is_pending: self.pending & 1 << vector != 0,
+        };
+        MessagesSummary {
+            is_enabled: control.enabled,
+            is_masked: control.masked,
+            messages: self.entries.iter().enumerate().map(message).collect(),
+        }
+    }
+
     /// The saved state.
     pub fn state(&self) -> MsixStateV1 {
         MsixStateV1 { entries: self.entries.clone(), pending: self.pending }
@@ -178,8 +221,7 @@ impl Msix {
         for (vector, entry) in self.entries.iter().enumerate() {
             if self.pending & 1 << vector != 0 && entry.control & ENTRY_MASKED == 0 {
                 self.pending &= !(1 << vector);
-                let address = u64::from(entry.address_high) << 32 | u64::from(entry.address_low);
-                out.push(Msi { address, data: entry.data });
+                out.push(entry.message());
             }
         }
     }
@@ -250,6 +292,13 @@ mod tests {
         msix.fire(1, ON, &mut out);
         msix.fire(1, ON, &mut out);
         assert_eq!((out.len(), pending(&msix)), (0, 2));
+        let shown = msix.summary(ON).messages;
+        let expected = MessageSummary {
+            message: Msi { address: 0x1_FEE0_0000, data: 1 },
+            is_masked: true,
+            is_pending: true,
+        };
+        assert_eq!((shown[1], shown[0].is_pending), (expected, false));
         msix.write(16 + 12, &[0, 0, 0, 0], ON, &mut out);
         assert_eq!((out.as_slice(), pending(&msix)), (&[Msi { address: 0x1_FEE0_0000, data: 1 }][..], 0));
     }

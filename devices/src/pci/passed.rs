@@ -2,6 +2,7 @@
 
 use super::error::StateError;
 use super::msix::Msi;
+use super::summary::FunctionSummary;
 use crate::passthrough::function::{PassedFunction, PassedParts, bare_state, check_bare};
 use crate::passthrough::ports::PassedPorts;
 use crate::passthrough::translation::Translation;
@@ -160,6 +161,10 @@ impl PassedThrough {
             Passed::Function { .. } => levels,
             Passed::Ports(ports) => levels | ports.isa_levels(),
         })
+    }
+
+    pub fn summaries(&self) -> impl Iterator<Item = FunctionSummary> {
+        self.functions().map(|(slot, function)| function.summary(slot))
     }
 
     pub fn states(&self) -> impl Iterator<Item = VirtioFunctionStateV1> {

@@ -168,12 +168,13 @@ impl Pic8259 {
         self.acknowledge().0.map_or(0, |input| 0x80 | input)
     }
 
-    fn level_inputs(&self) -> u8 {
+    /// The level-triggered inputs.
+    pub fn level_inputs(&self) -> u8 {
         if self.s.all_level { 0xFF } else { self.s.elcr }
     }
 
     /// The interrupt request register (IRR): a bit for each input that requests an interrupt.
-    fn requests(&self) -> u8 {
+    pub fn requests(&self) -> u8 {
         self.s.edges | self.s.inputs & self.level_inputs() | self.s.cascade
     }
 

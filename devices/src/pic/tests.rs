@@ -185,3 +185,15 @@ fn initialisation_without_icw4_or_icw3() {
     assert_eq!(pair.acknowledge(), 0x43);
     assert!(!pair.interrupt_pending(), "no automatic EOI any more");
 }
+
+#[test]
+fn a_summary_has_the_registers() {
+    let mut pair = PicPair::new(1 << 11);
+    pair.write(PicChip::Master, 1, 0xFA);
+    pair.write(PicChip::Slave, 1, 0xF7);
+    pair.set_lines(1 << 0 | 1 << 11);
+    pair.acknowledge();
+    let [master, slave] = pair.summary();
+    assert_eq!((master.in_service, master.requested, master.masked), (1, 1 << 2, 0xFA));
+    assert_eq!((slave.requested, slave.level_triggered, slave.first_vector), (1 << 3, 1 << 3, 0x70));
+}

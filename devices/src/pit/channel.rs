@@ -1,6 +1,7 @@
 //! One of the timer's three counters: its registers, its access sequence and its gate.
 
 use super::cycle::Cycle;
+use crate::clock::Clock;
 use crate::restore::RestoreError;
 
 /// The phase of a counter.
@@ -45,6 +46,27 @@ pub(super) struct Registers {
     /// The latched count; `None` if no count is latched.
     pub(super) latched_count: Option<u16>,
     pub(super) latched_status: Option<u8>,
+}
+
+/// The state of a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChannelSummary {
+    /// The mode, 0 to 5.
+    pub mode: u8,
+    /// Whether the channel counts in BCD.
+    pub is_bcd: bool,
+    /// The level of the gate input.
+    pub gate: bool,
+    /// The level of the output.
+    pub output: bool,
+    /// Whether the channel counts.
+    pub counts: bool,
+    /// The last count that the guest wrote. At power-on, the largest count.
+    pub reload: u32,
+    /// The counter's value.
+    pub value: u32,
+    /// The next time at which the output may change by itself.
+    pub changes_ns: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -183,6 +205,22 @@ impl Channel {
                 previous.map_or(self.s.mode != 0, |cycle| cycle.output(self.s.mode, tick))
             }
             CountPhase::Counting { current, .. } => current.output(self.s.mode, tick),
+        }
+    }
+
+    /// The channel's state. `clock` is the channel's clock input.
+    pub fn summary(&self, clock: Clock, now_ns: u64) -> ChannelSummary {
+        let tick = clock.ticks(now_ns);
+        let Registers { mode, bcd, gate, phase, reload, .. } = self.s;
+        ChannelSummary {
+            mode,
+            is_bcd: bcd,
+            gate,
+            output: self.output(tick),
+            counts: matches!(phase, CountPhase::Counting { .. }),
+            reload,
+            value: self.value(tick),
+            changes_ns: self.next_change(tick).and_then(|tick| clock.start_ns(tick)),
         }
     }
 

@@ -233,3 +233,14 @@ fn impossible_states_are_refused() {
     };
     assert!(Pit::restore(&state).is_err());
 }
+
+#[test]
+fn a_summary_agrees_with_what_the_guest_reads() {
+    let mut pit = Pit::new();
+    assert!(pit.summary(0).iter().all(|channel| !channel.counts && channel.changes_ns.is_none()));
+    program(&mut pit, 0, 2, 1000, 0);
+    let seen = pit.summary(at(300))[0];
+    assert_eq!((seen.mode, seen.counts, seen.reload, seen.output), (2, true, 1000, true));
+    assert_eq!(seen.changes_ns, pit.next_deadline_ns(at(300)));
+    assert_eq!(seen.value as u16, read16(&mut pit, 0, at(300)));
+}

@@ -2,6 +2,7 @@ use guest_ram::GuestRam;
 use vm_memory::GuestMemory;
 
 use super::*;
+use crate::interrupt_message::InterruptMessage;
 use crate::lapic::{MSR_APIC_BASE, MSR_TSC_DEADLINE};
 use crate::layout::*;
 use crate::pci::PciBus;
@@ -572,4 +573,16 @@ fn a_bar_on_top_of_a_chip_hides_nothing() {
         assert_ne!(m.read32(base + 0x1000), u32::MAX);
         assert!(!m.platform.has_chip_at(base + 0x1000));
     }
+}
+
+#[test]
+fn a_message_has_the_receivers_that_its_destination_names() {
+    let platform = Platform::new(START, NoExpansion).with_processors(3);
+    let to = |destination, logical| {
+        let mode = crate::interrupt_message::DeliveryMode::Fixed;
+        let message = InterruptMessage { destination, logical, mode, vector: 0x40, level: false };
+        platform.receivers(&message).collect::<Vec<_>>()
+    };
+    assert_eq!((to(1, false), to(0xFF, false), to(7, false)), (vec![1], vec![0, 1, 2], vec![]));
+    assert_eq!(to(1, true), [0_usize; 0], "no processor has a logical id yet");
 }

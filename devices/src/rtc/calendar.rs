@@ -53,6 +53,23 @@ impl Format {
     }
 }
 
+/// A date and a time of day, as the clock shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Date {
+    /// The year with its century.
+    pub year: u16,
+    /// The month, from 1.
+    pub month: u8,
+    /// The day of the month, from 1.
+    pub day: u8,
+    /// The hour, 0 to 23.
+    pub hour: u8,
+    /// The minute.
+    pub minute: u8,
+    /// The second.
+    pub second: u8,
+}
+
 /// The time registers as the guest reads them, in the order of `ADDRESSES`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TimeRegisters(pub [u8; TIME_REGISTERS]);
@@ -76,6 +93,19 @@ impl TimeRegisters {
         let mut registers = numbers.map(|number| format.encode(number as u8));
         registers[HOURS] = format.encode_hours((second / 3600) as u8);
         TimeRegisters(registers)
+    }
+
+    /// The date and the time of day. Impossible values stay as they are.
+    pub fn date(self, format: Format) -> Date {
+        let number = |place: usize| format.decode(self.0[place]);
+        Date {
+            year: u16::from(number(7)) * 100 + u16::from(number(6)),
+            month: number(5),
+            day: number(4),
+            hour: format.decode_hours(self.0[HOURS]),
+            minute: number(1),
+            second: number(0),
+        }
     }
 
     /// Seconds since 1970 and the weekday shift. Impossible dates carry over (31 April is 1 May).
@@ -171,5 +201,7 @@ mod tests {
         // Wednesday 2026-07-15 13:45:59 UTC.
         let registers = TimeRegisters::from_unix(1_784_123_159, 0, Format::from_register_b(0x02));
         assert_eq!(registers.0, [0x59, 0x45, 0x13, 0x04, 0x15, 0x07, 0x26, 0x20]);
+        let date = Date { year: 2026, month: 7, day: 15, hour: 13, minute: 45, second: 59 };
+        assert_eq!(registers.date(Format::from_register_b(0x02)), date);
     }
 }

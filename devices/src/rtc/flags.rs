@@ -22,6 +22,17 @@ impl Rtc {
             .fold(self.s.flags & mask, |flags, flag| flags | flag)
     }
 
+    /// The alarm's hour, minute and second. `None` matches every value.
+    pub(super) fn alarm(&self) -> [Option<u8>; 3] {
+        let ([second, minute, hour], format) = (self.s.alarm, self.format());
+        let field = |raw: u8, value: u8| (raw < WILDCARD).then_some(value);
+        [
+            field(hour, format.decode_hours(hour)),
+            field(minute, format.decode(minute)),
+            field(second, format.decode(second)),
+        ]
+    }
+
     /// Stores the flags up to now, before a change of the settings.
     pub(super) fn settle_flags(&mut self, now_ns: u64) {
         self.s.flags = self.flags(C_FLAGS, now_ns);

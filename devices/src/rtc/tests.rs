@@ -184,3 +184,21 @@ fn impossible_states_are_refused() {
     state.nvram.clear();
     assert!(Rtc::restore(&state).is_err());
 }
+
+#[test]
+fn a_summary_has_the_date_and_the_alarm() {
+    let mut rtc = Rtc::new(1_784_123_159);
+    for (register, value) in [(1, 0x30), (3, 0xFF), (5, 0x13), (0x0B, 0x22)] {
+        rtc.write(0, register, 0);
+        rtc.write(1, value, 0);
+    }
+    let seen = rtc.summary(NS_PER_SECOND);
+    let date = Date { year: 2026, month: 7, day: 15, hour: 13, minute: 46, second: 0 };
+    assert_eq!((seen.date, seen.runs), (date, true));
+    assert_eq!(seen.alarm, [Some(13), None, Some(30)]);
+    assert_eq!(
+        (seen.is_alarm_enabled, seen.is_update_enabled, seen.is_periodic_enabled),
+        (true, false, false)
+    );
+    assert!(!seen.is_up && rtc.summary(31 * NS_PER_SECOND).is_up, "the alarm comes 30 seconds later");
+}

@@ -16,6 +16,7 @@ use super::state::VirtioFunctionStateV1;
 use super::transport::{
     COMMON_BYTES, DriverNotices, ISR_CONFIG, ISR_QUEUE, NOTIFY_STRIDE, Transport, TransportParts,
 };
+use crate::pci::FunctionSummary;
 use crate::pci::config::{ConfigSpace, Identity};
 use crate::pci::error::StateError;
 use crate::pci::msix::{Control, MAX_VECTORS, MSIX_BAR_BYTES, Msi, Msix, PBA_OFFSET};
@@ -186,6 +187,16 @@ impl VirtioFunction {
         match self.transport.device_mut() {
             VirtioDevice::Rng(rng) => Some(rng),
             _ => None,
+        }
+    }
+
+    /// The function's state, decoded.
+    pub fn summary(&self, slot: usize) -> FunctionSummary {
+        FunctionSummary {
+            is_line_up: self.irq_level(),
+            msix: Some(self.msix.summary(self.msix_control())),
+            virtio: Some(self.transport.summary()),
+            ..self.config.summary(slot)
         }
     }
 

@@ -26,6 +26,7 @@ mod queue;
 pub(crate) mod rng;
 mod sent_frame;
 pub(crate) mod state;
+mod summary;
 #[cfg(test)]
 mod tests;
 mod transport;
@@ -39,3 +40,4 @@ pub use net::Net;
 pub use rng::Rng;
 pub use sent_frame::{HEADER_BYTES, SentFrame};
 pub use state::{DeviceStateV1, QueueStateV1, TransportStateV1, VirtioFunctionStateV1};
+pub use summary::{QueueSummary, RingSummary, VirtioSummary};

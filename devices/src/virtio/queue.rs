@@ -18,10 +18,16 @@ use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 
 use super::chain::{Chain, RingError};
 use super::state::QueueStateV1;
+use super::summary::QueueSummary;
 use crate::pci::error::StateError;
 
 /// Vector number that means "no interrupt".
 pub(crate) const NO_VECTOR: u16 = 0xFFFF;
+
+/// The vector, unless it means "no interrupt".
+pub(crate) fn existing(vector: u16) -> Option<u16> {
+    (vector != NO_VECTOR).then_some(vector)
+}
 
 const AVAIL_F_NO_INTERRUPT: u16 = VRING_AVAIL_F_NO_INTERRUPT as u16;
 
@@ -287,6 +293,12 @@ impl VirtQueue {
         // Section 2.7.7.2: interrupt if the entry that the driver waits for is among those just added.
         let used_event = Wrapping(load_u16(mem, available + 4 + 2 * u64::from(self.size()))?);
         Ok(new - used_event - Wrapping(1) < new - old)
+    }
+
+    /// The queue's registers, decoded.
+    pub fn summary(&self) -> QueueSummary {
+        let has_event_index = self.ring.event_idx_enabled();
+        QueueSummary { registers: self.state(), vector: existing(self.vector), has_event_index }
     }
 
     /// The saved state. The negotiated features determine whether event index is on.

@@ -20,8 +20,9 @@ use super::device::VirtioDevice;
 use super::device_model::DeviceModel;
 use super::feature::feature;
 use super::net::{self, Net};
-use super::queue::{NO_VECTOR, RingPart, VirtQueue};
+use super::queue::{NO_VECTOR, RingPart, VirtQueue, existing};
 use super::state::{DeviceStateV1, QueueStateV1, TransportStateV1};
+use super::summary::VirtioSummary;
 use crate::pci::error::StateError;
 
 /// Length of the common configuration structure, up to and including `queue_reset`.
@@ -236,6 +237,19 @@ impl Transport {
         match &mut self.device {
             VirtioDevice::Net(net) => Some(net),
             _ => None,
+        }
+    }
+
+    /// The device's state, decoded.
+    pub fn summary(&self) -> VirtioSummary {
+        VirtioSummary {
+            virtio_type: self.device.kind().virtio_type,
+            status: self.registers.status,
+            offered: self.offered(),
+            accepted: self.registers.driver_features,
+            config_vector: existing(self.registers.config_vector),
+            queues: self.queues.iter().map(VirtQueue::summary).collect(),
+            device: self.device.state(),
         }
     }
 

@@ -2,6 +2,7 @@
 //! harness can divide the host's processors among them. Run with `--release` (scripts/test does): an unoptimised
 //! CPU is too slow for kernels.
 
+mod board;
 mod bugs;
 mod command_lines;
 mod debian;

@@ -64,6 +64,8 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "values R.ttvm jiffies_64 --limit 5"),
     (0, "values R.ttvm (task_struct)init_task.comm"),
     (0, "state R.ttvm --at last-syscall --memory 0:16 --processes --backtrace --dmesg"),
+    (0, "board R.ttvm --at 50%"),
+    (0, "board R.ttvm --json"),
     (0, "who-set R.ttvm jiffies_64"),
     (0, "who-set R.ttvm rax --at 95% --json"),
     (0, "who-set R.ttvm linux_banner:8 --at 95% --limit 20"),

@@ -48,9 +48,9 @@ use refused_memory::SpokenRefusals;
 use views::visible::visible;
 
 use crate::verbs::{
-    calls, checkpoints, completions, control, debug, diff, doctor, drgn, dump, export_pcap, info, log, ls,
-    man, origin, pack, record, relink, replay, reports, rm, run, search, state, symbols, trace, tree, unpack,
-    values, verify, who_set,
+    board, calls, checkpoints, completions, control, debug, diff, doctor, drgn, dump, export_pcap, info, log,
+    ls, man, origin, pack, record, relink, replay, reports, rm, run, search, state, symbols, trace, tree,
+    unpack, values, verify, who_set,
 };
 
 #[global_allocator]
@@ -94,6 +94,7 @@ enum Verb {
     Relink(relink::Args),
     Info(info::Args),
     State(state::Args),
+    Board(board::Args),
     Symbols(symbols::Args),
     Search(search::Args),
     WhoSet(who_set::Args),
@@ -162,6 +163,7 @@ fn main() -> ExitCode {
         Verb::Relink(args) => relink::run(args),
         Verb::Info(args) => info::run(args),
         Verb::State(args) => state::run(args),
+        Verb::Board(args) => board::run(args),
         Verb::Symbols(args) => symbols::run(args),
         Verb::Search(args) => search::run(args),
         Verb::WhoSet(args) => who_set::run(args),

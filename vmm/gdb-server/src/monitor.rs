@@ -16,6 +16,7 @@ use machine::Machine;
 use machine::notation::PositionSpec;
 use machine::position::Instructions;
 use origins::{Location, WhoArmed, WhoSet};
+use views::board::Board;
 use views::console;
 use views::filters::Filters;
 use views::guest_kernel::GuestKernels;
@@ -56,6 +57,8 @@ monitor origin [FUNCTION]           show who armed the callback that the kernel 
 monitor mark [NAME]                 name this position, or list the names
 monitor checkpoint                  add a checkpoint here, so the next session gets here fast
 monitor console [LINES]             show the guest's console at this position
+monitor board                       show the board's chips and devices: interrupts, timers, PCI, virtio
+                                    queues, and the next events
 monitor physical ADDR LEN           show physical memory
 monitor ps                          show the guest's processes; * marks the running one
 monitor threads [on|off]            show the guest's threads in gdb, or only the CPU
@@ -104,6 +107,7 @@ impl GdbTarget<'_> {
             "mark" => self.mark(rest),
             "checkpoint" => self.add_checkpoint(),
             "console" => Ok(self.console(rest)),
+            "board" => self.board(),
             "physical" => self.physical(rest),
             "ps" => self.ps(),
             "backtrace" => self.backtrace(),
@@ -403,6 +407,10 @@ impl GdbTarget<'_> {
     fn console(&self, lines: &str) -> String {
         let lines = console::last_lines(self.timeline.machine(), lines.parse().unwrap_or(usize::MAX));
         lines.iter().map(|line| format!("{line}\n")).collect()
+    }
+
+    fn board(&self) -> Result<String, Refusal> {
+        Ok(format!("{}\n", Board::of(self.timeline).map_err(refused)?))
     }
 
     fn physical(&self, text: &str) -> Result<String, Refusal> {

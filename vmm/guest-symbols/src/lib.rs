@@ -42,6 +42,7 @@
 //! - [`messages`] reads the kernel's log, and [`reports`] finds panics, oopses and warnings in it.
 //! - [`vmcoreinfo`] reads the note in which the kernel describes itself to other tools.
 //! - [`boot`] distinguishes the kernels that a guest starts one after the other by kexec.
+//! - [`interrupts`] finds the interrupt and the handlers of a vector.
 //! - [`typed`] shows values of variables and arguments by their types.
 //! - [`free_pages()`] finds unused memory, and [`page_owners`] says what used memory is for.
 //!
@@ -59,6 +60,7 @@ pub mod dwarf;
 pub mod elf;
 mod free_pages;
 mod guest_view;
+pub mod interrupts;
 pub mod kallsyms;
 pub mod mappings;
 pub mod messages;

@@ -223,6 +223,11 @@ impl<U: Unit> Machine<U> {
         count
     }
 
+    /// The board, for reading.
+    pub fn board(&self) -> &Platform<PciBus> {
+        &self.bus.platform
+    }
+
     /// The states of the devices on the PCI bus, slot 1 first.
     pub fn functions(&self) -> Vec<VirtioFunctionStateV1> {
         self.bus.platform.bus().state().functions

@@ -289,7 +289,7 @@ impl Display for State {
 }
 
 /// A part of the text: an empty line, a heading, and indented lines.
-fn part<L: Display>(
+pub(crate) fn part<L: Display>(
     f: &mut Formatter<'_>,
     heading: &str,
     indent: &str,

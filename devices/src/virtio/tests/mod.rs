@@ -9,6 +9,7 @@ mod interrupts;
 mod memory_disk;
 mod network;
 mod save_restore;
+mod summary;
 mod transport;
 
 use driver::{Driver, NONE, Pc, Ring};

@@ -1,5 +1,6 @@
 //! The verbs of the command line. Each file has a verb's arguments, and `run`, which executes it.
 
+pub mod board;
 pub mod calls;
 pub mod checkpoints;
 pub mod completions;

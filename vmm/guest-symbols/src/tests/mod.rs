@@ -12,6 +12,7 @@ mod btf;
 mod dwarf;
 mod free_pages;
 mod guest_view;
+mod interrupts;
 mod mappings;
 mod messages;
 mod module_sections;

@@ -12,6 +12,7 @@ use machine::error::Error;
 use machine::notation::{Distance, PositionSpec};
 use machine::position::{Count, Instructions, Moment};
 use recording::checkpoints::CheckpointHead;
+use recording::log::{EndRecord, EventRecord};
 
 /// The replay reads the measure after each slice. `SLICE_STEPS` is the length in steps of a slice in the coarsest
 /// pass. A slice of the next finer pass is `SLICE_FACTOR` times shorter. `SLICE_STEPS` is a power of
@@ -209,6 +210,23 @@ impl Timeline {
             machine.take_due(player)?;
         }
         Ok(())
+    }
+
+    /// The next recorded event that the machine takes, if the machine replays the recording from here. `None` in a
+    /// scratch fork, and after the last event.
+    pub fn next_event(&self) -> Result<Option<EventRecord<Instructions>>, Error> {
+        if self.fork.is_some() {
+            return Ok(None);
+        }
+        let (now, log) = (self.machine().moment(), &self.shared.recording.log);
+        // The machine takes the first event, power-on, when it is built.
+        let (taken, _) = log.counts_while(|at| at < now)?;
+        log.event(taken.max(1))
+    }
+
+    /// The end of the recording with its outcome, if the recording has an end, and the timeline is not in a scratch fork.
+    pub fn recorded_end(&self) -> Option<&EndRecord<Instructions>> {
+        self.shared.recording.log.end.as_ref().filter(|_| self.fork.is_none())
     }
 
     /// The moment of an event, by its number in the whole run.
