@@ -31,8 +31,15 @@ pub struct Test<'a> {
     program: &'a Program,
     name: String,
     time: Duration,
-    /// The numbers of the locations with mutants that the test executes.
-    reached: BTreeSet<u32>,
+    /// The numbers of the locations with mutants that the test executes. `None` if they are unknown, because the test
+    /// starts a program that cannot list its locations. Such a program closes all files that were open at its start.
+    reached: Option<BTreeSet<u32>>,
+}
+
+impl Test<'_> {
+    fn may_reach(&self, place: u32) -> bool {
+        self.reached.as_ref().is_none_or(|reached| reached.contains(&place))
+    }
 }
 
 enum Outcome {
@@ -99,23 +106,21 @@ fn first_run<'a>(work: &Path, worker: usize, program: &'a Program, name: &str) -
     let time = started.elapsed();
     let file = work.join(format!("reached.{worker}"));
     let _ = fs::remove_file(&file);
-    if !matches!(outcome, Outcome::Passed)
-        || !matches!(
-            run(work, worker, program, &[name], ("MUTANTS_REACHED", file.as_ref()), patience)?,
-            Outcome::Passed
-        )
-    {
+    if !matches!(outcome, Outcome::Passed) {
         eprintln!("left out, because it fails without any mutant: {name} of {}", program.package);
         return Ok(None);
     }
-    let lines = fs::read_to_string(&file).unwrap_or_default();
-    let reached = lines.lines().filter_map(|line| line.parse().ok()).collect();
+    let recorded = run(work, worker, program, &[name], ("MUTANTS_REACHED", file.as_ref()), patience)?;
+    let reached = matches!(recorded, Outcome::Passed).then(|| {
+        let lines = fs::read_to_string(&file).unwrap_or_default();
+        lines.lines().filter_map(|line| line.parse().ok()).collect()
+    });
     Ok(Some(Test { program, name: name.to_owned(), time, reached }))
 }
 
 /// Runs the tests that execute a mutant's location, the fastest test first, until a test fails.
 pub fn judge(work: &Path, worker: usize, tests: &[Test], mutant: u32, place: u32) -> Result<Verdict> {
-    let mut reaching: Vec<&Test> = tests.iter().filter(|test| test.reached.contains(&place)).collect();
+    let mut reaching: Vec<&Test> = tests.iter().filter(|test| test.may_reach(place)).collect();
     if reaching.is_empty() {
         return Ok(Verdict::NotReached);
     }
