@@ -26,6 +26,7 @@ mod network_peers;
 mod network_tap;
 mod newer_kernels;
 mod newest_gdb;
+mod objects;
 mod other_kernels;
 mod other_processor;
 mod other_tools;

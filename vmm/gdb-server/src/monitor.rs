@@ -50,6 +50,8 @@ monitor diff POS [POS]              compare the guest at two positions, or at a 
 monitor tree [FROM] TO              show the calls of the running thread as a tree, from here or FROM
 monitor who-set LOCATION            show where a value came from, back through copies; LOCATION: a register,
                                     ADDRESS[:LENGTH] or SYMBOL[+OFFSET][:LENGTH]
+monitor object ADDRESS [N]          show which object of the kernel is at an address here, who allocated it,
+                                    and who freed it, with N earlier objects there (default: 1)
 monitor mark [NAME]                 name this position, or list the names
 monitor checkpoint                  add a checkpoint here, so the next session gets here fast
 monitor console [LINES]             show the guest's console at this position
@@ -97,6 +99,7 @@ impl GdbTarget<'_> {
             "diff" => self.diff(rest, poll),
             "tree" => self.tree(rest, poll),
             "who-set" => self.who_set(rest, poll),
+            "object" => self.object(rest, poll),
             "mark" => self.mark(rest),
             "checkpoint" => self.add_checkpoint(),
             "console" => Ok(self.console(rest)),

@@ -14,6 +14,7 @@ pub mod info;
 pub mod log;
 pub mod ls;
 pub mod man;
+pub mod object;
 pub mod pack;
 pub mod record;
 pub mod relink;
