@@ -164,6 +164,21 @@ def location(text):
     return "%#x:%d" % (address, min(max(length, 1), 8))
 
 
+def object_address(text):
+    """The address that an expression means: a pointer's or a number's value, or the address of another variable."""
+    try:
+        value = gdb.parse_and_eval(text)
+        scalar = (gdb.TYPE_CODE_PTR, gdb.TYPE_CODE_INT)
+        if value.type.strip_typedefs().code not in scalar and value.address is not None:
+            value = value.address
+        return "%#x" % number(value)
+    except gdb.error as error:
+        # ttvm knows the kernel's names, which gdb may not know.
+        if not NAME.fullmatch(text):
+            raise gdb.GdbError(str(error)) from None
+        return text
+
+
 def code_address(text):
     """The address that an expression means: a function's first instruction, or the expression's value."""
     value = gdb.parse_and_eval(text)
@@ -508,6 +523,24 @@ position stays."""
 
     def invoke(self, argument, from_tty):
         say(ask("diff " + argument))
+
+
+class Object(Verb):
+    """Show which object of the kernel is at an address here, who allocated it, and who freed it: tt object EXPR
+
+Examples:
+  tt object $rdi
+  tt object caller->next_waiting
+  tt object *(void **) &waiting
+
+The answer has the object at this position, the object before it and the object after it, with the functions that allocated and
+freed each. EXPR is a pointer, a number, or a structure or array whose address is meant. The current position stays. ^C stops the search."""
+
+    verb = "object"
+    completer = gdb.COMPLETE_EXPRESSION
+
+    def invoke(self, argument, from_tty):
+        say(ask("object " + object_address(argument.strip())))
 
 
 def shown(digits, kind):
@@ -975,7 +1008,9 @@ class Position(gdb.Function):
         return place[0]
 
 
-for command in (Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, WhoSet, Origin, Calls, Tree, Values, Diff, Mark, Checkpoint):
+for command in (
+    Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, WhoSet, Origin, Calls, Tree, Values, Diff, Object, Mark, Checkpoint
+):
     command()
 for command in (Console, Board, Physical, Ps, Threads, BreakIn, Backtrace, Dmesg, Reports, Symbols, Program, StepInterrupts):
     command()

@@ -27,6 +27,7 @@ mod network_peers;
 mod network_tap;
 mod newer_kernels;
 mod newest_gdb;
+mod objects;
 mod origin;
 mod other_kernels;
 mod other_processor;

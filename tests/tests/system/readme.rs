@@ -61,6 +61,8 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "calls R.ttvm vfs_* comm:sh --from 50% --json"),
     (0, "tree R.ttvm --from last-syscall --to +20k --depth 4"),
     (0, "diff R.ttvm 50% end"),
+    (0, "object R.ttvm *super_blocks"),
+    (0, "object R.ttvm *super_blocks --at 95% --earlier 3 --count --json"),
     (0, "values R.ttvm jiffies_64 --limit 5"),
     (0, "values R.ttvm (task_struct)init_task.comm"),
     (0, "state R.ttvm --at last-syscall --memory 0:16 --processes --backtrace --dmesg"),

@@ -49,8 +49,8 @@ use views::visible::visible;
 
 use crate::verbs::{
     board, calls, checkpoints, completions, control, debug, diff, doctor, drgn, dump, export_pcap, info, log,
-    ls, man, origin, pack, record, relink, replay, reports, rm, run, search, state, symbols, trace, tree,
-    unpack, values, verify, who_set,
+    ls, man, object, origin, pack, record, relink, replay, reports, rm, run, search, state, symbols, trace,
+    tree, unpack, values, verify, who_set,
 };
 
 #[global_allocator]
@@ -102,6 +102,7 @@ enum Verb {
     Calls(calls::Args),
     Values(values::Args),
     Diff(diff::Args),
+    Object(object::Args),
     Tree(tree::Args),
     Reports(reports::Args),
     Checkpoints(checkpoints::Args),
@@ -171,6 +172,7 @@ fn main() -> ExitCode {
         Verb::Calls(args) => calls::run(args),
         Verb::Values(args) => values::run(args),
         Verb::Diff(args) => diff::run(args),
+        Verb::Object(args) => object::run(args),
         Verb::Tree(args) => tree::run(args),
         Verb::Reports(args) => reports::run(args),
         Verb::Checkpoints(args) => checkpoints::run(args),

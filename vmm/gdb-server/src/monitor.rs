@@ -54,6 +54,8 @@ monitor tree [FROM] TO              show the calls of the running thread as a tr
 monitor who-set LOCATION            show where a value came from, back through copies; LOCATION: a register,
                                     ADDRESS[:LENGTH] or SYMBOL[+OFFSET][:LENGTH]
 monitor origin [FUNCTION]           show who armed the callback that the kernel executes here, such as a timer's function
+monitor object ADDRESS [N]          show which object of the kernel is at an address here, who allocated it,
+                                    and who freed it, with N earlier objects there (default: 1)
 monitor mark [NAME]                 name this position, or list the names
 monitor checkpoint                  add a checkpoint here, so the next session gets here fast
 monitor console [LINES]             show the guest's console at this position
@@ -104,6 +106,7 @@ impl GdbTarget<'_> {
             "tree" => self.tree(rest, poll),
             "who-set" => self.who_set(rest, poll),
             "origin" => self.origin(rest, poll),
+            "object" => self.object(rest, poll),
             "mark" => self.mark(rest),
             "checkpoint" => self.add_checkpoint(),
             "console" => Ok(self.console(rest)),

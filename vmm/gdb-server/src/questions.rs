@@ -1,5 +1,4 @@
-//! `monitor` commands that ask about the whole run: the calls of a function, the values of a variable, and the difference
-//! between two positions.
+//! `monitor` commands that ask about the whole run: calls, values, objects, and the difference between two positions.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -9,7 +8,7 @@ use history::timeline::{Cause, Hit};
 use machine::position::Instructions;
 use views::difference::Side;
 use views::filters::Filters;
-use views::{calls, tree, values};
+use views::{calls, object, tree, values};
 
 use super::{GdbTarget, refused};
 
@@ -91,6 +90,22 @@ impl GdbTarget<'_> {
         let difference = compare();
         self.timeline.return_to(&here).map_err(refused)?;
         Ok(difference.map_err(refused)?.to_string() + "\n")
+    }
+
+    pub(super) fn object(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
+        let usage = || Refusal::new("write: monitor object ADDRESS [N]");
+        let (address, earlier) = match text.split_whitespace().collect::<Vec<_>>()[..] {
+            [address] => (address, 1),
+            [address, earlier] => (address, earlier.parse().map_err(|_| usage())?),
+            _ => return Err(usage()),
+        };
+        let processor = Some(self.shown_processor);
+        let question = object::Question { address, processor, earlier, count: false };
+        let here = self.timeline.snapshot().map_err(refused)?;
+        let found = question.answer(self.timeline, poll);
+        self.points_changed();
+        self.timeline.return_to(&here).map_err(refused)?;
+        Ok(found.map_err(refused)?.to_string() + "\n")
     }
 
     /// Splits off two positions at the end of `text`. Returns the text before them, and the part of the recording

@@ -1,7 +1,9 @@
-//! The use of a page of physical memory, by the kernel's array of `struct page`.
+//! The use of a page of physical memory, and the block of pages to which it belongs, by the kernel's array of `struct page`.
 //!
 //! Follows Linux 6.1 to 7.2: `include/linux/page-flags.h`, `include/linux/mm_types.h`, `mm/slab.h`. Since Linux 6.12 the
 //! kinds of pages are numbers (`enum pagetype`), and the kernel's type information names them. Before, they are bits.
+
+use std::fmt::{self, Display, Formatter};
 
 use super::GuestView;
 use super::btf::{Btf, Shape};
@@ -16,6 +18,10 @@ const MOST_NAME_BYTES: usize = 64;
 const TYPE_BASE: u64 = 0xf000_0000;
 const BUDDY_BIT: u64 = 0x80;
 const TABLE_BIT: u64 = 0x200;
+/// `__PAGE_OFFSET_BASE_L4`: the start of the direct map in kernels that do not move it.
+const FIXED_DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
+/// No compound page has more than 2^MOST_ORDER pages.
+const MOST_ORDER: u32 = 20;
 /// The bits of `mapping` that say that a page is no page of a file: `PAGE_MAPPING_FLAGS`.
 const MAPPING_BITS: u64 = 3;
 const ANONYMOUS_BIT: u64 = 1;
@@ -46,6 +52,24 @@ pub enum Owner {
     Other,
 }
 
+/// The use in words.
+impl Display for Owner {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Owner::Free => f.write_str("free memory"),
+            Owner::Slab(slab) => write!(f, "objects of {}", slab.cache),
+            Owner::Anonymous => f.write_str("programs' own memory"),
+            Owner::File { name, system, inode } => {
+                let name = name.as_ref().map(|name| format!("{name}, ")).unwrap_or_default();
+                write!(f, "file {name}inode {inode} of {system}")
+            }
+            Owner::PageTable => f.write_str("page tables"),
+            Owner::Reserved => f.write_str("the kernel's image and reserved memory"),
+            Owner::Other => f.write_str("other memory of the kernel"),
+        }
+    }
+}
+
 /// A part of a cache of objects.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Slab {
@@ -55,6 +79,26 @@ pub struct Slab {
     pub start: u64,
     /// The distance between two objects in bytes.
     pub object_bytes: u64,
+    /// The bytes of an object's place before the object itself. Not 0 if the kernel surrounds objects with red zones.
+    pub left_bytes: u64,
+    /// The virtual address of the cache's `struct kmem_cache`.
+    pub cache_address: u64,
+}
+
+/// The pages that the kernel allocates and frees together with a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// The physical address of the first page.
+    pub start: u64,
+    /// The block has 2^order pages. 0 also for a larger block that is no compound page, because the kernel does not
+    /// store the order of such a block.
+    pub order: u32,
+    /// The virtual address of the first page's `struct page`.
+    pub structure: u64,
+    /// The virtual address of the block's count of references, which has four bytes.
+    pub references_at: u64,
+    /// The number of references. 0 for a free page, and for a page whose user does not count references.
+    pub references: u64,
 }
 
 /// How to find the use of a page.
@@ -62,6 +106,8 @@ pub struct Slab {
 pub struct PageOwners {
     /// The address of the first `struct page`.
     pages: u64,
+    /// The virtual address at which the kernel maps physical address 0.
+    direct_map: u64,
     layout: Layout,
 }
 
@@ -72,6 +118,7 @@ struct Layout {
     mapping: u64,
     compound_head: u64,
     page_type: Option<u64>,
+    references: u64,
     reserved_bit: u64,
     slab: SlabKind,
     /// The numbers of free pages and page tables, if kinds are numbers.
@@ -79,6 +126,7 @@ struct Layout {
     slab_cache: u64,
     cache_name: u64,
     cache_size: u64,
+    cache_left: Option<u64>,
     file: Option<FileLayout>,
 }
 
@@ -111,8 +159,52 @@ impl PageOwners {
             let pages = view.number::<8>(base).ok_or(Missing::Symbol("vmemmap_base"))?;
             let bytes = modules::types(view, &|name| symbols.address_of(name))?;
             let layout = Layout::of(&Btf::parse(&bytes).ok_or(Missing::Types)?)?;
-            Ok(PageOwners { pages, layout })
+            let direct_map = symbols.address_of("page_offset_base").and_then(|at| view.number::<8>(at));
+            Ok(PageOwners { pages, direct_map: direct_map.unwrap_or(FIXED_DIRECT_MAP), layout })
         })
+    }
+
+    /// The virtual address at which the kernel uses memory at a physical address.
+    pub fn direct_address(&self, physical: u64) -> u64 {
+        self.direct_map.wrapping_add(physical)
+    }
+
+    /// The block of the page at a physical address. `None` if the kernel has no `struct page` for this address.
+    pub fn block(&self, guest: &dyn GuestView, address: u64) -> Option<Block> {
+        KernelView::all(guest).find_map(|view| self.block_in(view, address / PAGE_BYTES))
+    }
+
+    fn block_in(&self, view: KernelView<'_>, frame: u64) -> Option<Block> {
+        let structure = self.head(view, self.structure(frame)?)?;
+        let is_tail = |order: &u32| {
+            let page = structure.wrapping_add(self.layout.page_bytes << order);
+            self.head(view, page) == Some(structure)
+        };
+        let order = (0..MOST_ORDER).take_while(is_tail).count() as u32;
+        let references_at = structure.wrapping_add(self.layout.references);
+        Some(Block {
+            start: self.physical(structure),
+            order,
+            structure,
+            references_at,
+            references: view.number::<4>(references_at)?,
+        })
+    }
+
+    /// The address of the `struct page` of a page.
+    fn structure(&self, frame: u64) -> Option<u64> {
+        Some(self.pages.wrapping_add(frame.checked_mul(self.layout.page_bytes)?))
+    }
+
+    /// The physical address of the page with a `struct page`.
+    fn physical(&self, structure: u64) -> u64 {
+        (structure.wrapping_sub(self.pages) / self.layout.page_bytes).wrapping_mul(PAGE_BYTES)
+    }
+
+    /// The `struct page` of the first page of a page's block. All other pages of a larger block refer to it.
+    fn head(&self, view: KernelView<'_>, page: u64) -> Option<u64> {
+        let head = view.number::<8>(page.wrapping_add(self.layout.compound_head))?;
+        Some(if head & 1 != 0 { head - 1 } else { page })
     }
 
     /// The use of the page at a physical address. `None` if the kernel has no `struct page` for this address.
@@ -123,15 +215,9 @@ impl PageOwners {
     fn owner_in(&self, view: KernelView<'_>, frame: u64) -> Option<Owner> {
         let layout = &self.layout;
         let word = |page: u64, offset: u64| view.number::<8>(page.wrapping_add(offset));
-        let mut page = self.pages.wrapping_add(frame.checked_mul(layout.page_bytes)?);
-        let kind =
-            |page: u64| layout.page_type.and_then(|offset| view.number::<4>(page.wrapping_add(offset)));
-        // All pages of a larger block have the address of the block's first page.
-        let head = word(page, layout.compound_head)?;
-        if head & 1 != 0 {
-            page = head - 1;
-        }
-        let (flags, kind) = (word(page, layout.flags)?, kind(page));
+        let page = self.head(view, self.structure(frame)?)?;
+        let kind = layout.page_type.and_then(|offset| view.number::<4>(page.wrapping_add(offset)));
+        let flags = word(page, layout.flags)?;
         let is_numbered = |number: u64| kind.is_some_and(|kind| kind >> 24 == number);
         let is_slab = match layout.slab {
             SlabKind::Bit(bit) => flags >> bit & 1 != 0,
@@ -165,8 +251,13 @@ impl PageOwners {
         let name = view.number::<8>(cache.wrapping_add(layout.cache_name))?;
         Some(Slab {
             cache: view.text(name, MOST_NAME_BYTES)?,
-            start: page.wrapping_sub(self.pages) / layout.page_bytes * PAGE_BYTES,
+            start: self.physical(page),
             object_bytes: view.number::<4>(cache.wrapping_add(layout.cache_size)).filter(|&size| size > 0)?,
+            left_bytes: layout
+                .cache_left
+                .and_then(|offset| view.number::<4>(cache.wrapping_add(offset)))
+                .unwrap_or(0),
+            cache_address: cache,
         })
     }
 
@@ -205,12 +296,14 @@ impl Layout {
             mapping: field("page", "mapping")?,
             compound_head: field("page", "compound_head").or_else(|_| field("page", "compound_info"))?,
             page_type: field("page", "page_type").ok(),
+            references: field("page", "_refcount")?,
             reserved_bit: enumerator(btf, "pageflags", "PG_reserved").ok_or(Missing::Types)?,
             slab,
             kinds: kind("PGTY_buddy").zip(kind("PGTY_table")),
             slab_cache: field("slab", "slab_cache")?,
             cache_name: field("kmem_cache", "name")?,
             cache_size: field("kmem_cache", "size")?,
+            cache_left: field("kmem_cache", "red_left_pad").ok(),
             file: FileLayout::of(btf, &field).ok(),
         })
     }

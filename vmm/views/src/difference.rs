@@ -357,7 +357,9 @@ fn groups(machine: &Machine<Instructions>, changed: &[(u64, Vec<usize>)]) -> Vec
     for (number, offsets) in changed {
         let address = layout.gpa_of(number * PAGE_BYTES as u64);
         let owner = owners.as_ref().and_then(|owners| owners.owner(machine, address));
-        let (pages, objects) = found.entry(told(owner.as_ref())).or_default();
+        let (pages, objects) = found
+            .entry(owner.as_ref().map_or_else(|| "memory of unknown use".to_string(), Owner::to_string))
+            .or_default();
         *pages += 1;
         if let Some(Owner::Slab(slab)) = &owner {
             let object = |&offset: &usize| {
@@ -375,22 +377,6 @@ fn groups(machine: &Machine<Instructions>, changed: &[(u64, Vec<usize>)]) -> Vec
     let mut groups: Vec<PageGroup> = found.into_iter().map(group).collect();
     groups.sort_by(|a, b| b.pages.cmp(&a.pages).then_with(|| a.what.cmp(&b.what)));
     groups
-}
-
-fn told(owner: Option<&Owner>) -> String {
-    match owner {
-        None => "memory of unknown use".to_string(),
-        Some(Owner::Free) => "free memory".to_string(),
-        Some(Owner::Slab(slab)) => format!("objects of {}", slab.cache),
-        Some(Owner::Anonymous) => "programs' own memory".to_string(),
-        Some(Owner::File { name, system, inode }) => {
-            let name = name.as_ref().map(|name| format!("{name}, ")).unwrap_or_default();
-            format!("file {name}inode {inode} of {system}")
-        }
-        Some(Owner::PageTable) => "page tables".to_string(),
-        Some(Owner::Reserved) => "the kernel's image and reserved memory".to_string(),
-        Some(Owner::Other) => "other memory of the kernel".to_string(),
-    }
 }
 
 impl Display for TaskChange {

@@ -15,6 +15,7 @@ pub mod info;
 pub mod log;
 pub mod ls;
 pub mod man;
+pub mod object;
 pub mod origin;
 pub mod pack;
 pub mod record;
