@@ -12,6 +12,7 @@ mod beginning;
 mod branching;
 mod companion;
 mod disk_arg;
+mod disk_server;
 mod engine_arg;
 mod go_live;
 mod help;
@@ -48,9 +49,9 @@ use refused_memory::SpokenRefusals;
 use views::visible::visible;
 
 use crate::verbs::{
-    calls, checkpoints, completions, control, debug, diff, doctor, drgn, dump, export_pcap, info, log, ls,
-    man, pack, record, relink, replay, reports, rm, run, search, state, symbols, trace, tree, unpack, values,
-    verify, who_set,
+    calls, checkpoints, completions, control, debug, diff, disk, doctor, drgn, dump, export_pcap, info, log,
+    ls, man, pack, record, relink, replay, reports, rm, run, search, state, symbols, trace, tree, unpack,
+    values, verify, who_set,
 };
 
 #[global_allocator]
@@ -100,6 +101,7 @@ enum Verb {
     Calls(calls::Args),
     Values(values::Args),
     Diff(diff::Args),
+    Disk(disk::Args),
     Tree(tree::Args),
     Reports(reports::Args),
     Checkpoints(checkpoints::Args),
@@ -167,6 +169,7 @@ fn main() -> ExitCode {
         Verb::Calls(args) => calls::run(args),
         Verb::Values(args) => values::run(args),
         Verb::Diff(args) => diff::run(args),
+        Verb::Disk(args) => disk::run(args),
         Verb::Tree(args) => tree::run(args),
         Verb::Reports(args) => reports::run(args),
         Verb::Checkpoints(args) => checkpoints::run(args),
