@@ -550,6 +550,23 @@ def shown(digits, kind):
     return gdb.Value(bytes.fromhex(digits), kind).format_string(max_elements=64)
 
 
+class Disk(Verb):
+    """Show the guest's disk at this position: tt disk info, tt disk ls [PATH], tt disk cat PATH
+
+Examples:
+  tt disk ls /var/log
+  tt disk cat /etc/fstab
+  tt disk ls / partition:1
+
+"ls" lists a folder of an ext2, ext3 or ext4 file system. "cat" shows the first 64 KiB of a file. The guest may have newer
+data in its memory, which it has not written to the disk. "partition:N" chooses a partition."""
+
+    verb = "disk"
+
+    def invoke(self, argument, from_tty):
+        say(ask("disk " + argument.strip()))
+
+
 class Mark(Verb):
     """Name the current position: tt mark [NAME]
 
@@ -1008,13 +1025,11 @@ class Position(gdb.Function):
         return place[0]
 
 
-for command in (
-    Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, WhoSet, Origin, Calls, Tree, Values, Diff, Object, Mark, Checkpoint
-):
+for command in (Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, WhoSet, Origin, Calls, Tree, Values, Diff, Object):
     command()
-for command in (Console, Board, Physical, Ps, Threads, BreakIn, Backtrace, Dmesg, Reports, Symbols, Program, StepInterrupts):
+for command in (Disk, Board, Mark, Checkpoint, Console, Physical, Ps, Threads, BreakIn, Backtrace, Dmesg, Reports, Symbols):
     command()
-for command in (Back, GdbCheckpoint, GuardBackward, GuardForward, Position):
+for command in (Program, StepInterrupts, Back, GdbCheckpoint, GuardBackward, GuardForward, Position):
     command()
 for name in ("step", "next"):
     ReverseSource(name)

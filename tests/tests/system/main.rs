@@ -7,6 +7,7 @@ mod bugs;
 mod command_lines;
 mod debian;
 mod determinism;
+mod disk;
 mod gdb_debian;
 mod gdb_interrupts;
 mod gdb_long;

@@ -12,6 +12,7 @@ mod beginning;
 mod branching;
 mod companion;
 mod disk_arg;
+mod disk_server;
 mod engine_arg;
 mod go_live;
 mod help;
@@ -48,9 +49,9 @@ use refused_memory::SpokenRefusals;
 use views::visible::visible;
 
 use crate::verbs::{
-    board, calls, checkpoints, completions, control, debug, diff, doctor, drgn, dump, export_pcap, info, log,
-    ls, man, object, origin, pack, record, relink, replay, reports, rm, run, search, state, symbols, trace,
-    tree, unpack, values, verify, who_set,
+    board, calls, checkpoints, completions, control, debug, diff, disk, doctor, drgn, dump, export_pcap,
+    info, log, ls, man, object, origin, pack, record, relink, replay, reports, rm, run, search, state,
+    symbols, trace, tree, unpack, values, verify, who_set,
 };
 
 #[global_allocator]
@@ -102,6 +103,7 @@ enum Verb {
     Calls(calls::Args),
     Values(values::Args),
     Diff(diff::Args),
+    Disk(disk::Args),
     Object(object::Args),
     Tree(tree::Args),
     Reports(reports::Args),
@@ -172,6 +174,7 @@ fn main() -> ExitCode {
         Verb::Calls(args) => calls::run(args),
         Verb::Values(args) => values::run(args),
         Verb::Diff(args) => diff::run(args),
+        Verb::Disk(args) => disk::run(args),
         Verb::Object(args) => object::run(args),
         Verb::Tree(args) => tree::run(args),
         Verb::Reports(args) => reports::run(args),

@@ -1,12 +1,12 @@
 //! Prints results, messages and how a run ended.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 
 use log::Level;
 use machine::error::{Error, exit_code};
 use machine::unit::Unit;
 use machine::{Machine, Outcome};
-use views::visible::visible;
+use views::visible::{VisibleConsole, visible};
 
 /// Describes how a run ended. `panicked` tells whether the guest's kernel panicked before the end of the run.
 pub fn end_in_words(outcome: &Outcome, panicked: bool) -> String {
@@ -71,11 +71,54 @@ pub fn say(line: &str) {
 /// Prints a result, including JSON, with control characters made visible ([`visible`]). If the reader has stopped
 /// reading, that is no error.
 pub fn print(text: &str) -> Result<(), Error> {
-    match writeln!(std::io::stdout(), "{}", visible(text)) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Error::Host { what: "cannot write to standard output".to_string(), source: error })
+    has_reader(writeln!(std::io::stdout(), "{}", visible(text))).map(drop)
+}
+
+/// Whether the reader of standard output still reads, from the result of a write.
+fn has_reader(written: std::io::Result<()>) -> Result<bool, Error> {
+    match written {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(source) => Err(Error::Host { what: "cannot write to standard output".to_string(), source }),
+    }
+}
+
+/// Standard output for the bytes of a file. The bytes of a guest's file could control a terminal. So a terminal gets
+/// text, with control characters made visible. Files and pipes get the bytes themselves.
+pub struct BytesOutput {
+    /// The text for the terminal; `None` if standard output is no terminal.
+    terminal: Option<VisibleConsole>,
+    /// Whether the bytes so far have control characters.
+    has_controls: bool,
+}
+
+impl BytesOutput {
+    /// Begins with the first byte.
+    pub fn begin() -> BytesOutput {
+        let terminal = std::io::stdout().is_terminal().then(VisibleConsole::default);
+        BytesOutput { terminal, has_controls: false }
+    }
+
+    /// Writes the next bytes. Returns false if the reader has stopped reading.
+    pub fn put(&mut self, bytes: &[u8]) -> Result<bool, Error> {
+        let is_control = |byte: &u8| byte.is_ascii_control() && !matches!(byte, b'\n' | b'\t' | b'\r');
+        self.has_controls |= bytes.iter().any(is_control);
+        let mut out = std::io::stdout();
+        has_reader(match &mut self.terminal {
+            Some(console) => out.write_all(visible(&console.show(bytes)).as_bytes()),
+            None => out.write_all(bytes),
+        })
+    }
+
+    /// Ends after the last byte. Tells the user if the terminal shows other text than the file has.
+    pub fn end(self) -> Result<(), Error> {
+        has_reader(std::io::stdout().flush())?;
+        if self.terminal.is_some() && self.has_controls {
+            say(
+                "\nttvm: the terminal shows control characters as escapes; write `> FILE` to save the file's bytes",
+            );
         }
-        _ => Ok(()),
+        Ok(())
     }
 }
 

@@ -64,6 +64,12 @@ pub fn of_debug(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
     Needs { written: vec![folder.to_path_buf()], clients: true, helper: true, ..needs }
 }
 
+/// The access that a server of the guest's disk needs: the access of a replay, and clients on a bound socket. The
+/// companion, which removes the socket, is outside the sandbox.
+pub fn of_disk_server(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
+    Needs { clients: true, helper: true, ..of_replay(opened, folder, engine) }
+}
+
 fn images(opened: &Opened) -> Vec<PathBuf> {
     opened.manifest().machine.images().map(|(_, file)| file.path.clone()).collect()
 }

@@ -82,7 +82,7 @@ pub struct PlaceArgs {
     #[command(flatten)]
     part: PartArgs,
     /// Position, like panic, 12.5s or insn:1e9
-    #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
+    #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end", global = true)]
     at: PositionSpec,
     #[command(flatten)]
     engine: EngineArgs,
@@ -92,7 +92,19 @@ impl PlaceArgs {
     /// Opens the recording and goes to the position. If the position is an event or the end, lets the guest idle until
     /// the time of this event or end.
     pub fn open(&self) -> Result<Timeline, Error> {
-        let (recording, engine) = self.part.open_for(&self.recording, self.engine)?;
+        self.open_after(|_, _, _| Ok(()))
+    }
+
+    /// Does the same as [`PlaceArgs::open`], but calls `prepare` before the replay. `prepare` gets the recording, its
+    /// folder and the engine.
+    pub fn open_after(
+        &self,
+        prepare: impl FnOnce(&Opened, &Path, EngineKind) -> Result<(), Error>,
+    ) -> Result<Timeline, Error> {
+        let opened = Opened::open(&self.recording)?;
+        let engine = self.engine.for_replay(opened.manifest())?;
+        prepare(&opened, &self.recording, engine)?;
+        let recording = self.part.of(opened)?;
         let mut timeline = open_at(&recording, self.at, engine)?;
         timeline.idle_at(self.at)?;
         Ok(timeline)

@@ -32,6 +32,7 @@
 #![forbid(unsafe_code)]
 
 mod bounds;
+mod disk;
 mod frames;
 mod kernel;
 mod known_tasks;

@@ -50,6 +50,9 @@ monitor calls FUNCTION [FROM TO]    list the calls of a function with arguments 
 monitor values VARIABLE [FROM TO]   list all values of a variable, such as jiffies_64, 0x1000:8 or
                                     (struct task_struct)init_task.comm; goto hit:N goes to one
 monitor diff POS [POS]              compare the guest at two positions, or at a position and here
+monitor disk info                   show the partitions and file systems of the guest's disk at this position
+monitor disk ls PATH, disk cat PATH list a folder of the guest's disk, or show the beginning of a file;
+                                    partition:N at the end chooses a partition
 monitor tree [FROM] TO              show the calls of the running thread as a tree, from here or FROM
 monitor who-set LOCATION            show where a value came from, back through copies; LOCATION: a register,
                                     ADDRESS[:LENGTH] or SYMBOL[+OFFSET][:LENGTH]
@@ -103,6 +106,7 @@ impl GdbTarget<'_> {
             "calls" => self.calls(rest, poll),
             "values" => self.values(rest, poll),
             "diff" => self.diff(rest, poll),
+            "disk" => self.disk(rest),
             "tree" => self.tree(rest, poll),
             "who-set" => self.who_set(rest, poll),
             "origin" => self.origin(rest, poll),

@@ -68,6 +68,38 @@ impl OverlayDisk {
         self.blocks.len()
     }
 
+    /// Another disk with the present contents of this disk. Later writes to this disk do not change the other disk.
+    pub fn copy(&self) -> Result<OverlayDisk, Error> {
+        Ok(OverlayDisk {
+            base: self.base.try_clone().map_err(Error::file("open", &self.path))?,
+            path: self.path.clone(),
+            size_bytes: self.size_bytes,
+            start: self.start.clone(),
+            blocks: self.blocks.clone(),
+            written: BTreeSet::new(),
+            read: None,
+            store: self.store.clone(),
+            failure: None,
+        })
+    }
+
+    /// The size in bytes of the disk that the guest sees: whole sectors.
+    pub fn size_bytes(&self) -> u64 {
+        self.capacity_sectors() * SECTOR_BYTES as u64
+    }
+
+    /// Reads the bytes from `offset` on, which must be in the disk. For callers other than the guest: a failure is only
+    /// returned, so that [`OverlayDisk::take_failure`] does not return it later.
+    pub fn read_bytes(&mut self, offset: u64, to: &mut [u8]) -> Result<(), Error> {
+        let mut block = [0; PAGE_BYTES];
+        for (number, in_block, range) in Self::parts(offset, to.len()) {
+            let part = &mut to[range];
+            self.read_whole_block(number, &mut block)?;
+            part.copy_from_slice(&block[in_block..in_block + part.len()]);
+        }
+        Ok(())
+    }
+
     /// Sets the blocks that an earlier run had written. The blocks are in memory, and are read in place of the base
     /// image's blocks.
     pub fn set_start(&mut self, start: PageMap) {
@@ -354,6 +386,19 @@ mod tests {
         disk.read(6, &mut bytes).unwrap();
         assert_eq!((bytes[0], bytes[512], bytes[1024], bytes[1536]), (6, 0xaa, 0xaa, 9));
         assert_eq!(std::fs::read(file.path()).unwrap()[7 * 512], 7);
+    }
+
+    #[test]
+    fn a_copy_keeps_the_contents_when_the_disk_is_written_again() {
+        let (_file, mut disk) = disk();
+        disk.write(7, &[0xaa; 1024]).unwrap();
+        let mut copy = disk.copy().unwrap();
+        disk.write(0, &[1; 20 * 512]).unwrap();
+        assert_eq!(copy.size_bytes(), 20 * 512);
+        let mut bytes = [0; 1026];
+        copy.read_bytes(7 * 512 - 1, &mut bytes).unwrap();
+        assert_eq!((bytes[0], bytes[1], bytes[1024], bytes[1025]), (6, 0xaa, 0xaa, 9));
+        assert!(copy.read_bytes(0, &mut [0; 512]).is_ok() && copy.written_count() == 0);
     }
 
     #[test]

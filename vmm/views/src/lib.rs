@@ -18,7 +18,7 @@
 //! [`state`] describes the machine at one place, and [`hits`] lists the places of events. Both views can be serialized,
 //! and both have a text for people. [`calls`] lists the calls of a function, and [`values`] all values of a variable. [`tree`] shows
 //! the calls of a thread as a tree. [`difference`] compares two states. [`object`] shows the objects at an address.
-//! [`board`] shows chips and devices. [`processors`] lists the processors, a line for each. [`reports`] lists the guest
+//! [`board`] shows chips and devices, and [`disk`] the guest's disk. [`processors`] lists the processors, a line for each. [`reports`] lists the guest
 //! kernel's panics, oopses and warnings. [`guest_kernel`] names the running thread and its callers. [`core_file`]
 //! writes the machine for debuggers, and [`trace`] writes the activity of threads for Perfetto. Perfetto's format has
 //! hundreds of messages. The crate defines only the ten messages that a trace needs, with `prost`.
@@ -31,6 +31,7 @@ pub mod console;
 pub mod core_file;
 mod core_notes;
 pub mod difference;
+pub mod disk;
 pub mod filters;
 mod functions;
 pub mod guest_kernel;

@@ -7,6 +7,7 @@ pub mod completions;
 pub mod control;
 pub mod debug;
 pub mod diff;
+pub mod disk;
 pub mod doctor;
 pub mod drgn;
 pub mod dump;

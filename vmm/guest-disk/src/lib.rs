@@ -1,0 +1,42 @@
+//! Reads a guest's disk: partitions, file systems and files. Serves a disk by NBD.
+//!
+//! ```
+//! use guest_disk::{ByteSource, Error, FileSystem, partitions};
+//!
+//! let mut disk = vec![0_u8; 1 << 20];
+//! // The magic number of ext4, and a label.
+//! disk[1024 + 56..][..2].copy_from_slice(&[0x53, 0xef]);
+//! disk[1024 + 120..][..4].copy_from_slice(b"data");
+//! assert_eq!(partitions::read(&mut disk)?, None);
+//! let found = FileSystem::of(&mut disk)?.expect("it has a magic number");
+//! assert_eq!((found.kind, found.label.as_deref()), ("ext2", Some("data")));
+//! # Ok::<(), Error>(())
+//! ```
+//!
+//! [`partitions`] reads tables of partitions (MBR and GPT). [`FileSystem`] names the kind of a file system. [`Files`] lists
+//! and reads the files of ext2, ext3 and ext4, and reads changes from the journal. [`nbd`] serves any disk to other programs.
+//!
+//! All bytes may come from a stranger. So every loop and every length has a bound, and damage is an error. Nothing here
+//! writes to a disk. The package does not know machines and recordings.
+//!
+//! Three parts are own code, because no library fits. The library `ext4-view` 1.0 returns wrong bytes for extents that
+//! are reserved but not written, and for journals that wrap around or revoke blocks. The library also panics on some damaged
+//! file systems. The crates that read tables of partitions also write them, and need five other crates or more. The only
+//! NBD server on crates.io has had no release since 2019, and does not know the option by which today's clients choose an
+//! export.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod ext;
+mod file_system;
+mod files;
+mod journal;
+pub mod nbd;
+pub mod partitions;
+mod source;
+
+pub use error::Error;
+pub use file_system::FileSystem;
+pub use files::{Entry, Files, Kind, Listing, OpenFile};
+pub use source::{ByteSource, Part};
