@@ -72,14 +72,14 @@ fn compare(folder: &Path, at: &str, image: &Path, path: &str) -> usize {
     let mut count = 0;
     for entry in entries {
         let name = entry["name"].as_str().expect("a name");
-        let (mode, uid) = (entry["mode"].as_u64().expect("a number"), &entry["uid"]);
+        let (mode, uid) = (entry["mode"].as_u64().expect("a number"), entry["uid"].as_u64());
         // /inode/mode/uid/gid/name/size/
         let is_same = theirs.lines().any(|line| {
             let parts: Vec<&str> = line.split('/').collect();
             let their_mode = parts.get(2).and_then(|mode| u64::from_str_radix(mode, 8).ok());
             parts.get(5) == Some(&name)
                 && their_mode.map(|mode| mode & 0o7777) == Some(mode)
-                && parts[3] == uid.to_string()
+                && parts[3].parse().ok() == uid
         });
         assert!(is_same, "{path} {name}: {entry} {theirs}");
         let whole = format!("{}/{name}", path.trim_end_matches('/'));

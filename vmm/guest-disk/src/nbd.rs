@@ -183,7 +183,7 @@ fn answer<C: Read + Write, S: ByteSource>(client: &mut C, disk: &mut S) -> io::R
             return Err(broken("its request is malformed"));
         }
         let (flags, kind) = (u16::from_be_bytes(field(&request, 4)), u16::from_be_bytes(field(&request, 6)));
-        let (cookie, offset) = (field(&request, 8), u64::from_be_bytes(field(&request, 16)));
+        let (cookie, offset) = (field::<8>(&request, 8), u64::from_be_bytes(field(&request, 16)));
         let length = u32::from_be_bytes(field(&request, 24));
         let result = match kind {
             command::DISCONNECT => return Ok(()),
@@ -204,7 +204,7 @@ fn answer<C: Read + Write, S: ByteSource>(client: &mut C, disk: &mut S) -> io::R
         let mut head: [u8; 16] = [0; 16];
         head[..4].copy_from_slice(&SIMPLE_REPLY.to_be_bytes());
         head[4..8].copy_from_slice(&error.to_be_bytes());
-        head[8..].copy_from_slice(&<[u8; 8]>::from(cookie));
+        head[8..].copy_from_slice(&cookie);
         client.write_all(&head)?;
         client.write_all(&bytes)?;
     }
