@@ -65,11 +65,21 @@ struct Buffer {
     len: usize,
 }
 
+/// The largest size in bytes of zstd's state for unpacking.
+const ZSTD_BYTES: usize = 512 << 10;
+
+/// Allocates and frees as much memory as zstd needs for unpacking. zstd panics if the host refuses the memory. Rust's
+/// allocator says by a sentence that the host refuses memory.
+pub(crate) fn make_room_for_zstd() {
+    drop(std::hint::black_box(Vec::<u8>::with_capacity(ZSTD_BYTES)));
+}
+
 impl Codec {
     /// Makes a codec. Fails only if memory is exhausted.
     pub fn new() -> io::Result<Codec> {
         let buffer = || Buffer { bytes: Box::new([0; MAX_PACKED_BYTES]), len: 0 };
         let (full, delta) = (buffer(), buffer());
+        make_room_for_zstd();
         Ok(Codec { decompressor: Decompressor::new()?, full, delta, table: CompressTable::small() })
     }
 

@@ -306,6 +306,7 @@ fn read_section(file: &File, path: &Path, name: &'static str, at: u64, section: 
     if section.raw_len > unpack_limit(section.len) {
         return Err(wrong("it claims to unpack to too much"));
     }
+    crate::codec::make_room_for_zstd();
     match zstd::bulk::decompress(&bytes, section.raw_len as usize) {
         Ok(raw) if raw.len() as u64 == section.raw_len => Ok(raw),
         _ => Err(wrong("it cannot be unpacked")),

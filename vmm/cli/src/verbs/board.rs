@@ -6,8 +6,9 @@ use views::board::Board;
 use crate::help::POSITIONS;
 use crate::travel::PlaceArgs;
 
-/// Show the chips and devices at a position: interrupts, timers, PCI, virtio queues, next events
+/// Show the chips and devices at a position: interrupts, timers, PCI, virtio queues
 ///
+/// The last part of the answer lists the next events.
 /// If the kernel's symbols and types are known, interrupt vectors have the kernel's names.
 ///
 /// Examples:
