@@ -21,7 +21,7 @@ use crate::output::{BytesOutput, print_answer, say};
 use crate::sandbox_arg::of_disk_server;
 use crate::travel::PlaceArgs;
 
-/// Read the guest's disk at a position: partitions, files, a raw image, or a mount by NBD
+/// Read the guest's disk at a position: list and show files, export an image, mount
 ///
 /// The guest may still have newer data in its memory, which it has not written to the disk.
 ///
