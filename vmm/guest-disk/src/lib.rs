@@ -19,11 +19,15 @@
 //! All bytes may come from a stranger. So every loop and every length has a bound, and damage is an error. Nothing here
 //! writes to a disk. The package does not know machines and recordings.
 //!
-//! Three parts are own code, because no library fits. The library `ext4-view` 1.0 returns wrong bytes for extents that
-//! are reserved but not written, and for journals that wrap around or revoke blocks. The library also panics on some damaged
-//! file systems. The crates that read tables of partitions also write them, and need five other crates or more. The only
-//! NBD server on crates.io has had no release since 2019, and does not know the option by which today's clients choose an
-//! export.
+//! Three parts are own code, because no library fits:
+//!
+//! - The library `ext4-view` 1.0 reads extents that are reserved but not written as data. In the journal, the library does not go
+//!   on at the start of the ring, and a revoke does not reach earlier transactions. The library can panic at a wrong number
+//!   beside a checksum.
+//! - The crates `gptman` and `mbrman` each read one kind of table, and also write tables. The crate `bootsector` does not
+//!   use the copy of a GPT table.
+//! - The crate `nbd` 0.3 refuses the option GO, by which clients choose an export, and ends the connection at options that
+//!   it does not know.
 
 #![forbid(unsafe_code)]
 
