@@ -15,7 +15,6 @@ use history::timeline::{
 use machine::Machine;
 use machine::notation::PositionSpec;
 use machine::position::Instructions;
-use origins::{Location, WhoArmed, WhoSet};
 use views::board::Board;
 use views::console;
 use views::filters::Filters;
@@ -23,10 +22,6 @@ use views::guest_kernel::GuestKernels;
 
 /// The largest number of hits in one list.
 const MAX_LISTED: usize = 1000;
-/// The largest number of callbacks that `origin` shows.
-const MAX_CALLBACKS: usize = 5;
-/// The largest number of writes that `who-set` shows.
-const MAX_LINKS: usize = 100;
 /// The largest size in bytes of a variable that a name stands for. A symbol's size may include the gap to the next
 /// symbol. So of a large symbol only the first word is used.
 const MAX_VARIABLE_BYTES: u64 = 8;
@@ -364,28 +359,6 @@ impl GdbTarget<'_> {
             self.timeline.return_to(&here).map_err(refused)?;
         }
         Ok(answer)
-    }
-
-    fn who_set(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
-        let location: Location = text.parse().map_err(Refusal::new)?;
-        let here = self.timeline.snapshot().map_err(refused)?;
-        let (processor, at) = (Some(self.shown_processor), self.timeline.position());
-        let question = WhoSet { location: &location, processor, at, limit: MAX_LINKS };
-        let answer = question.run(self.timeline, poll);
-        self.timeline.return_to(&here).map_err(refused)?;
-        self.points_changed();
-        Ok(format!("{}\n", answer.map_err(refused)?))
-    }
-
-    fn origin(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
-        let function = Some(text.trim()).filter(|function| !function.is_empty());
-        let here = self.timeline.snapshot().map_err(refused)?;
-        let (processor, at) = (Some(self.shown_processor), self.timeline.position());
-        let question = WhoArmed { function, processor, at, limit: MAX_CALLBACKS };
-        let answer = question.run(self.timeline, poll);
-        self.timeline.return_to(&here).map_err(refused)?;
-        self.points_changed();
-        Ok(format!("{}\n", answer.map_err(refused)?))
     }
 
     fn mark(&mut self, name: &str) -> Result<String, Refusal> {

@@ -1,11 +1,14 @@
-//! `monitor` commands that ask about the whole run: calls, values, objects, and the difference between two positions.
+//! `monitor` commands that ask about the whole run: calls, values, objects, where a value or a call came from, and the
+//! difference between two positions.
 
 use std::fmt::Write;
 use std::ops::Range;
 
 use gdb::{Poll, Refusal};
-use history::timeline::{Cause, Hit};
+use history::timeline::{Cause, Hit, Timeline};
+use machine::error::Error;
 use machine::position::Instructions;
+use origins::{Location, WhoArmed, WhoSet};
 use views::difference::Side;
 use views::filters::Filters;
 use views::{calls, object, tree, values};
@@ -14,6 +17,10 @@ use super::{GdbTarget, refused};
 
 /// The largest number of calls or values in one list.
 const MAX_LISTED: usize = 1000;
+/// The largest number of writes that `who-set` shows.
+const MAX_LINKS: usize = 100;
+/// The largest number of callbacks that `origin` shows.
+const MAX_CALLBACKS: usize = 5;
 /// The largest number of variables and disk blocks that a difference lists.
 const MAX_CHANGES: usize = 40;
 /// The depth of a tree of calls.
@@ -29,11 +36,7 @@ impl GdbTarget<'_> {
             return Err(Refusal::new("write: monitor calls FUNCTION [FILTER...] [FROM TO]"));
         }
         let question = calls::Question { function, filters: &filters, limit: MAX_LISTED };
-        let here = self.timeline.snapshot().map_err(refused)?;
-        let found = question.answer(self.timeline, part, poll);
-        self.points_changed();
-        self.timeline.return_to(&here).map_err(refused)?;
-        let found = found.map_err(refused)?;
+        let found = self.ask(|timeline| question.answer(timeline, part, poll))?;
         let lines = found.calls.iter().map(|call| (call.at.instruction, call.at.processor, call.to_string()));
         Ok(self.listed(lines.collect(), found.goes_on_at))
     }
@@ -50,11 +53,7 @@ impl GdbTarget<'_> {
         }
         let question =
             values::Question { variable, filters: &filters, all_writes: false, as_bytes, limit: MAX_LISTED };
-        let here = self.timeline.snapshot().map_err(refused)?;
-        let found = question.answer(self.timeline, part, poll);
-        self.points_changed();
-        self.timeline.return_to(&here).map_err(refused)?;
-        let found = found.map_err(refused)?;
+        let found = self.ask(|timeline| question.answer(timeline, part, poll))?;
         let lines =
             found.writes.iter().map(|write| (write.at.instruction, write.at.processor, write.to_string()));
         Ok(found.heading() + "\n" + &self.listed(lines.collect(), found.goes_on_at))
@@ -67,11 +66,8 @@ impl GdbTarget<'_> {
             _ => return Err(Refusal::new("write: monitor tree [FROM] TO")),
         };
         let question = tree::Question { thread: None, depth: TREE_DEPTH, with_programs: false };
-        let here = self.timeline.snapshot().map_err(refused)?;
-        let found = question.answer(self.timeline, from..to, poll);
-        self.points_changed();
-        self.timeline.return_to(&here).map_err(refused)?;
-        Ok(found.map_err(refused)?.to_string() + "\n")
+        let found = self.ask(|timeline| question.answer(timeline, from..to, poll))?;
+        Ok(format!("{found}\n"))
     }
 
     pub(super) fn diff(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
@@ -80,16 +76,13 @@ impl GdbTarget<'_> {
             [from] => (self.place(from, poll)?, self.timeline.position()),
             _ => return Err(Refusal::new("write: monitor diff POS [POS]")),
         };
-        let here = self.timeline.snapshot().map_err(refused)?;
-        let mut compare = || {
-            self.timeline.seek(from, poll)?.unless_interrupted()?;
-            let before = Side::of(self.timeline.machine_mut())?;
-            self.timeline.seek(to, poll)?.unless_interrupted()?;
-            before.to(self.timeline.machine_mut(), MAX_CHANGES)
-        };
-        let difference = compare();
-        self.timeline.return_to(&here).map_err(refused)?;
-        Ok(difference.map_err(refused)?.to_string() + "\n")
+        let difference = self.ask(|timeline| {
+            timeline.seek(from, poll)?.unless_interrupted()?;
+            let before = Side::of(timeline.machine_mut())?;
+            timeline.seek(to, poll)?.unless_interrupted()?;
+            before.to(timeline.machine_mut(), MAX_CHANGES)
+        })?;
+        Ok(format!("{difference}\n"))
     }
 
     pub(super) fn object(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
@@ -101,11 +94,33 @@ impl GdbTarget<'_> {
         };
         let processor = Some(self.shown_processor);
         let question = object::Question { address, processor, earlier, count: false };
+        let found = self.ask(|timeline| question.answer(timeline, poll))?;
+        Ok(format!("{found}\n"))
+    }
+
+    pub(super) fn who_set(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
+        let location: Location = text.parse().map_err(Refusal::new)?;
+        let (processor, at) = (Some(self.shown_processor), self.timeline.position());
+        let question = WhoSet { location: &location, processor, at, limit: MAX_LINKS };
+        let answer = self.ask(|timeline| question.run(timeline, poll))?;
+        Ok(format!("{answer}\n"))
+    }
+
+    pub(super) fn origin(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
+        let function = Some(text.trim()).filter(|function| !function.is_empty());
+        let (processor, at) = (Some(self.shown_processor), self.timeline.position());
+        let question = WhoArmed { function, processor, at, limit: MAX_CALLBACKS };
+        let answer = self.ask(|timeline| question.run(timeline, poll))?;
+        Ok(format!("{answer}\n"))
+    }
+
+    /// Asks a question that may move the timeline and change its stops, and returns to the present position.
+    fn ask<A>(&mut self, question: impl FnOnce(&mut Timeline) -> Result<A, Error>) -> Result<A, Refusal> {
         let here = self.timeline.snapshot().map_err(refused)?;
-        let found = question.answer(self.timeline, poll);
+        let answer = question(self.timeline);
         self.points_changed();
         self.timeline.return_to(&here).map_err(refused)?;
-        Ok(found.map_err(refused)?.to_string() + "\n")
+        answer.map_err(refused)
     }
 
     /// Splits off two positions at the end of `text`. Returns the text before them, and the part of the recording

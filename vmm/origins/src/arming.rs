@@ -108,7 +108,12 @@ impl Display for Arming {
         for link in &self.links {
             writeln!(f, "{link}")?;
         }
-        write!(f, "from {}", in_a_line(&self.end.text))
+        // The text may have names from the guest's memory.
+        let text = in_a_line(&self.end.text);
+        match self.end.kind {
+            EndKind::Unknown | EndKind::Limit | EndKind::Interrupted => write!(f, "{text}"),
+            _ => write!(f, "from {text}"),
+        }
     }
 }
 

@@ -325,11 +325,11 @@ mod tests {
             Entry { damage: Some("its inode is bad".into()), ..entry("x", Kind::Unknown, 0) },
         ];
         let listing = Listing { path: "/".into(), listing: guest_disk::Listing { entries, has_more: true } };
-        let expected = "drwxr-xr-x     0 1000 4096 2023-11-14 22:13:20 bin
+        let expected = "drwxr-xr-x     0 1000  4096 2023-11-14 22:13:20 bin
 crw--w----     0 1000 4, 64 2023-11-14 22:13:20 ttyS0
-lrwxrwxrwx     0 1000 4096 2023-11-14 22:13:20 link -> bin\\u001b[2J
--rws--x--x     0 1000 4096 2023-11-14 22:13:20 passwd\\u000aroot
-drwxrwxrwT 65534 1000 4096 2023-11-14 22:13:20 tmp
+lrwxrwxrwx     0 1000  4096 2023-11-14 22:13:20 link -> bin\\u001b[2J
+-rws--x--x     0 1000  4096 2023-11-14 22:13:20 passwd\\u000aroot
+drwxrwxrwT 65534 1000  4096 2023-11-14 22:13:20 tmp
 ??????????  x: its inode is bad
 these are only the first 6";
         assert_eq!(listing.to_string(), expected);

@@ -1,23 +1,19 @@
 //! `ttvm object`: shows which object of the guest's kernel is at an address, who allocated it, and who freed it.
 
-use std::path::PathBuf;
-
-use history::timeline::Timeline;
 use machine::error::{Error, exit_code};
-use machine::notation::PositionSpec;
 use views::object::Question;
 
-use crate::engine_arg::EngineArgs;
 use crate::help::POSITIONS;
 use crate::output::say;
-use crate::travel::PartArgs;
+use crate::travel::PlaceArgs;
 use crate::wait::Wait;
 
 /// Show which object of the kernel is at an address, who allocated it, and who freed it
 ///
 /// The kernel uses the same memory for one object after another. The answer has the object at the position, the object
 /// before it and the object after it. An object has a name that lasts, such as dentry@insn:123456. The name has the cache
-/// and the position of the allocation. For pages without objects, the answer shows who took the first reference, and who dropped the last.
+/// and the position of the allocation. For pages without objects, the answer shows who took the first reference, and who
+/// dropped the last.
 ///
 /// Examples:
 ///   ttvm object R.ttvm 0xffff888003a41018 --at fault
@@ -26,15 +22,10 @@ use crate::wait::Wait;
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment, after_long_help = POSITIONS)]
 pub struct Args {
-    /// The recording
-    recording: PathBuf,
     #[command(flatten)]
-    part: PartArgs,
+    place: PlaceArgs,
     /// An address, a register or a symbol, with +OFFSET or -OFFSET; * before it means the pointer there
     address: String,
-    /// Position, like panic, 12.5s or insn:1e9
-    #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
-    at: PositionSpec,
     /// Take the registers of this processor, by its number, instead of the running one
     #[arg(long, value_name = "N")]
     cpu: Option<usize>,
@@ -44,20 +35,14 @@ pub struct Args {
     /// Also number the objects of the same cache at this address, from the start of the recording on
     #[arg(long)]
     count: bool,
-    #[command(flatten)]
-    engine: EngineArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let (recording, engine) = args.part.open_for(&args.recording, args.engine)?;
-    let mut timeline = Timeline::open(&recording)?;
-    timeline.use_engine(engine)?;
+    let mut timeline = args.place.open()?;
     let mut wait = Wait::on(&timeline)?;
-    timeline.go_to(args.at, &mut || wait.poll())?.unless_interrupted()?;
-    timeline.idle_at(args.at)?;
     let question =
         Question { address: &args.address, processor: args.cpu, earlier: args.earlier, count: args.count };
     let object = question.answer(&mut timeline, &mut || wait.poll())?;

@@ -1,16 +1,13 @@
 //! `ttvm origin`: shows which place of the run made the kernel call a function.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 
-use history::timeline::Timeline;
 use machine::error::{Error, exit_code};
-use machine::notation::PositionSpec;
 use origins::{ArmingEndKind, WhoArmed};
 
 use crate::help::POSITIONS;
 use crate::output::say;
-use crate::travel::PartArgs;
+use crate::travel::PlaceArgs;
 use crate::wait::Wait;
 
 /// Show who armed the timer, work item or other callback that the kernel executes
@@ -25,15 +22,10 @@ use crate::wait::Wait;
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment, after_long_help = POSITIONS)]
 pub struct Args {
-    /// The recording
-    recording: PathBuf,
     #[command(flatten)]
-    part: PartArgs,
+    place: PlaceArgs,
     /// The function, which must be in the kernel's stack [default: the innermost callback]
     function: Option<String>,
-    /// Position, like panic, 12.5s or insn:1e9
-    #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
-    at: PositionSpec,
     /// Take the stack of this processor, by its number, instead of the running one
     #[arg(long, value_name = "N")]
     cpu: Option<usize>,
@@ -46,10 +38,9 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let recording = args.part.open(&args.recording)?;
-    let mut timeline = Timeline::open(&recording)?;
+    let mut timeline = args.place.open()?;
     let mut wait = Wait::on(&timeline)?;
-    let at = timeline.resolve_outside(args.at, &mut || wait.poll())?;
+    let at = timeline.position();
     let question =
         WhoArmed { function: args.function.as_deref(), processor: args.cpu, at, limit: args.limit.get() };
     let answer = question.run(&mut timeline, &mut || wait.poll())?;

@@ -338,7 +338,7 @@ impl Display for Place {
             Place::Pages { owner, base, offset, order, references } => {
                 let count = 1_u64 << order;
                 let pages = if count == 1 { "a page".to_string() } else { format!("{count} pages") };
-                write!(f, "byte {offset:#x} of {pages} at {base}: {owner}, {references} references")
+                write!(f, "byte {offset:#x} of {pages} at {base}: {owner}, count of references {references}")
             }
         }
     }
