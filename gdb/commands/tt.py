@@ -424,6 +424,25 @@ of at most 8 bytes (of a larger one, the first 8 bytes), or an address. The curr
         say(ask("who-set " + location(argument.strip())))
 
 
+class WhereTo(Verb):
+    """Show where a value went from here on, through copies: tt where-to EXPR [to POS]
+
+Examples:
+  tt where-to $rax to +1M
+  tt where-to ((struct task_struct *) $rdi)->comm
+
+The answer lists the copies of the value in memory, the instructions that used it, and the devices that got it, in the order of
+the run. At its end are the places that still have the value. While a register has the value, ttvm looks at each instruction,
+which is slow: "to POS" ends the search earlier. EXPR is as for "tt who-set". The current position stays. ^C stops the search."""
+
+    verb = "where-to"
+    completer = gdb.COMPLETE_EXPRESSION
+
+    def invoke(self, argument, from_tty):
+        expression, _, until = argument.strip().partition(" to ")
+        say(ask("where-to " + location(expression.strip()) + " " + until.strip()))
+
+
 class Origin(Verb):
     """Show who armed the timer, work item or other callback that the kernel executes here: tt origin [FUNCTION]
 
@@ -1025,7 +1044,7 @@ class Position(gdb.Function):
         return place[0]
 
 
-for command in (Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, WhoSet, Origin, Calls, Tree, Values, Diff, Object):
+for command in (Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, WhoSet, WhereTo, Origin, Calls, Tree, Values, Diff, Object):
     command()
 for command in (Disk, Board, Mark, Checkpoint, Console, Physical, Ps, Threads, BreakIn, Backtrace, Dmesg, Reports, Symbols):
     command()

@@ -238,6 +238,7 @@ fn gdb_asks_the_same_questions() {
         "tt diff +1000000".to_string(),
         "tt values (task_struct)init_task.comm".to_string(),
         "tt who-set $rsp".to_string(),
+        "tt where-to $rsp to +2000".to_string(),
         "tt calls no_such_function".to_string(),
     ];
     let mut timeline = Timeline::open(&open(&path)).unwrap_or_else(|error| panic!("{error}"));
@@ -254,6 +255,8 @@ fn gdb_asks_the_same_questions() {
         "objects of task_struct".to_string(),
         "\"swapper/0\"".to_string(),
         "rsp ".to_string(),
+        "(8 bytes)\n".to_string(),
+        " the value is in:".to_string(),
         "'no_such_function' is no function of the guest's kernel".to_string(),
     ] {
         assert!(said.contains(&line), "{line} is not in {said}");

@@ -77,6 +77,8 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "who-set R.ttvm jiffies_64"),
     (0, "who-set R.ttvm rax --at 95% --json"),
     (0, "who-set R.ttvm linux_banner:8 --at 95% --limit 20"),
+    (0, "where-to R.ttvm rax --from last-syscall --to +1M"),
+    (0, "where-to R.ttvm linux_banner:8 --from 95% --computed --json"),
     (0, "origin R.ttvm --at 95%"),
     (0, "reports R.ttvm --json"),
     (0, "dump R.ttvm --at 95% -o vmcore"),

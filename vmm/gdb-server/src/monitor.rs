@@ -51,6 +51,7 @@ monitor disk ls PATH, disk cat PATH list a folder of the guest's disk, or show t
 monitor tree [FROM] TO              show the calls of the running thread as a tree, from here or FROM
 monitor who-set LOCATION            show where a value came from, back through copies; LOCATION: a register,
                                     ADDRESS[:LENGTH] or SYMBOL[+OFFSET][:LENGTH]
+monitor where-to LOCATION [TO]      show where a value went from here on: its copies and uses, until position TO
 monitor origin [FUNCTION]           show who armed the callback that the kernel executes here, such as a timer's function
 monitor object ADDRESS [N]          show which object of the kernel is at an address here, who allocated it,
                                     and who freed it, with N earlier objects there (default: 1)
@@ -104,6 +105,7 @@ impl GdbTarget<'_> {
             "disk" => self.disk(rest),
             "tree" => self.tree(rest, poll),
             "who-set" => self.who_set(rest, poll),
+            "where-to" => self.where_to(rest, poll),
             "origin" => self.origin(rest, poll),
             "object" => self.object(rest, poll),
             "mark" => self.mark(rest),

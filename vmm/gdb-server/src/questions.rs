@@ -8,7 +8,7 @@ use gdb::{Poll, Refusal};
 use history::timeline::{Cause, Hit, Timeline};
 use machine::error::Error;
 use machine::position::Instructions;
-use origins::{Location, WhoArmed, WhoSet};
+use origins::{Location, WhereTo, WhoArmed, WhoSet};
 use views::difference::Side;
 use views::filters::Filters;
 use views::{calls, object, tree, values};
@@ -19,6 +19,8 @@ use super::{GdbTarget, refused};
 const MAX_LISTED: usize = 1000;
 /// The largest number of writes that `who-set` shows.
 const MAX_LINKS: usize = 100;
+/// The largest number of copies and uses that `where-to` shows.
+const MAX_PASSAGES: usize = 100;
 /// The largest number of callbacks that `origin` shows.
 const MAX_CALLBACKS: usize = 5;
 /// The largest number of variables and disk blocks that a difference lists.
@@ -102,6 +104,22 @@ impl GdbTarget<'_> {
         let location: Location = text.parse().map_err(Refusal::new)?;
         let (processor, at) = (Some(self.shown_processor), self.timeline.position());
         let question = WhoSet { location: &location, processor, at, limit: MAX_LINKS };
+        let answer = self.ask(|timeline| question.run(timeline, poll))?;
+        Ok(format!("{answer}\n"))
+    }
+
+    pub(super) fn where_to(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
+        let (location, until) = text.split_once(' ').unwrap_or((text, "end"));
+        let location: Location = location.parse().map_err(Refusal::new)?;
+        let question = WhereTo {
+            location: &location,
+            processor: Some(self.shown_processor),
+            at: self.timeline.position(),
+            until: self.place(until.trim(), poll)?,
+            through_computations: false,
+            with_registers: false,
+            limit: MAX_PASSAGES,
+        };
         let answer = self.ask(|timeline| question.run(timeline, poll))?;
         Ok(format!("{answer}\n"))
     }

@@ -189,6 +189,16 @@ impl GuestRam {
         unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) }
     }
 
+    /// Copies bytes at a guest-physical address to `to`. Returns the number of bytes that lie in RAM.
+    pub fn read_physical(&self, gpa: u64, to: &mut [u8]) -> usize {
+        let ranges = self.layout.ranges();
+        let found = ranges.into_iter().find(|(start, _, length)| gpa >= *start && gpa - start < *length);
+        let Some((start, offset, length)) = found else { return 0 };
+        let count = to.len().min((length - (gpa - start)) as usize);
+        self.read_bytes(offset + (gpa - start), &mut to[..count]);
+        count
+    }
+
     /// Copies bytes into RAM at `offset`, without changing page flags.
     pub fn write_bytes(&self, offset: u64, from: &[u8]) {
         let to = self.pointer(offset, from.len());

@@ -215,12 +215,7 @@ impl<U: Unit> Machine<U> {
 
     /// Reads physical memory for a debugger. Returns the number of bytes from `gpa` on that lie in RAM.
     pub fn read_physical(&self, gpa: u64, to: &mut [u8]) -> usize {
-        let ranges = self.ram().layout().ranges();
-        let found = ranges.into_iter().find(|(start, _, length)| gpa >= *start && gpa - start < *length);
-        let Some((start, offset, length)) = found else { return 0 };
-        let count = to.len().min((length - (gpa - start)) as usize);
-        self.ram().read_bytes(offset + (gpa - start), &mut to[..count]);
-        count
+        self.ram().read_physical(gpa, to)
     }
 
     /// The board, for reading.

@@ -5,11 +5,9 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use history::timeline::{Poll, Timeline, TravelStop};
-use iced_x86::{Formatter, IntelFormatter};
 use machine::error::Error;
 use machine::position::{Count, Instructions};
 use views::guest_kernel::GuestKernels;
-use views::processors;
 
 use crate::answer::{Answer, End, EndKind, Link, Part, Span};
 use crate::cell::{Cell, number_of};
@@ -41,23 +39,7 @@ impl WhoSet<'_> {
             return Err(Error::Interrupted);
         }
         let kernels = Arc::new(GuestKernels::of(timeline, self.at, poll)?);
-        let machine = timeline.machine();
-        let kernel = kernels.at(machine);
-        let processor = match self.processor {
-            Some(number) => processors::find(machine, number)?,
-            None => machine.running_processor(),
-        };
-        let found = self.location.find(&processor, kernel.map(|kernel| &*kernel.symbols));
-        let found = found.map_err(Error::Position)?;
-        let value = |cell: &Cell| match cell {
-            Cell::Register { register, byte, .. } => register.byte_in(processor.state(), *byte),
-            Cell::Memory(address) => {
-                let mut byte = [0];
-                machine.read_physical(*address, &mut byte);
-                byte[0]
-            }
-        };
-        let wanted: Vec<Wanted> = found.cells.iter().map(|cell| (*cell, value(cell))).collect();
+        let wanted: Vec<Wanted> = self.location.values(timeline.machine(), self.processor, &kernels)?;
         let (instruction, bytes) = (self.at.number(), wanted.len());
         let shown = hex(&wanted);
         let mut walk = Walk { timeline, kernels, links: Vec::new(), wanted, before: self.at };
@@ -247,7 +229,7 @@ impl Walk<'_> {
     fn verdict(&self, at: Instructions, step: &Step, effects: &[Effect]) -> Result<Verdict, Error> {
         let origins: Vec<Option<Origin>> =
             self.wanted.iter().map(|(cell, _)| step.origin(effects, *cell)).collect();
-        let code = code(step);
+        let code = step.code();
         let by = |what: &str| format!("{what} by insn:{at}  {code}");
         let ends = |kind, text| Ok(Verdict::Ends(End::of(kind, text)));
         let mut copied = Vec::new();
@@ -309,21 +291,10 @@ impl Walk<'_> {
             name: thread.map(|thread| thread.name),
             rip: format!("{:#x}", step.rip),
             function,
-            code: code(step),
+            code: step.code(),
             to: span(&self.wanted),
             from: copied.map(span),
             value: hex(&self.wanted),
         }
     }
-}
-
-/// A step as text: its instruction, or the interrupt or exception that it delivers.
-fn code(step: &Step) -> String {
-    if let Some(delivery) = &step.delivery {
-        return format!("delivery of vector {}", delivery.vector);
-    }
-    let Some((instruction, _)) = &step.executed else { return "no instruction".to_string() };
-    let mut text = String::new();
-    IntelFormatter::new().format(instruction, &mut text);
-    text
 }

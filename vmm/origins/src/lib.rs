@@ -23,6 +23,9 @@
 //! to the place that armed the callback. `arming` follows the chain of callbacks. `callback` says what the kernel does for
 //! each kind of callback, and `call_site` finds the instruction that called.
 //!
+//! [`WhereTo`] goes the other way: from a value to its copies and uses. `where_to` has the search, and `queues` reads
+//! the requests in the queues of virtio devices.
+//!
 //! Devices write memory without a trace in the CPU. A device's write is found by the change of the bytes. So a
 //! device's write of the same value as before is not found, and the chain continues with the earlier writer.
 
@@ -36,8 +39,10 @@ mod cell;
 mod chain;
 mod location;
 mod outside;
+mod queues;
 mod rules;
 mod seen;
+mod where_to;
 mod writers;
 
 pub use answer::{Answer, End, EndKind, Link, Part, Span};
@@ -45,3 +50,4 @@ pub use arming::{Arming, End as ArmingEnd, EndKind as ArmingEndKind, Link as Arm
 pub use callback::Kind;
 pub use chain::WhoSet;
 pub use location::{LOCATIONS, Location};
+pub use where_to::{End as OnwardEnd, Kind as PassageKind, Onward, Passage, WhereTo};

@@ -5,8 +5,11 @@ use std::str::FromStr;
 
 use guest_symbols::Symbols;
 use history::timeline::number;
-use machine::Processor;
+use machine::error::Error;
 use machine::position::Instructions;
+use machine::{Machine, Processor};
+use views::guest_kernel::GuestKernels;
+use views::processors;
 
 use crate::cell::{Cell, Reg};
 
@@ -99,6 +102,31 @@ impl Location {
     /// Whether the location needs the names of the guest's kernel.
     pub fn needs_symbols(&self) -> bool {
         matches!(self.place, Place::Symbol { .. })
+    }
+
+    /// The bytes that the location means for a processor at the machine's present place, with their values. Without a
+    /// processor's number, takes the running processor.
+    pub fn values(
+        &self,
+        machine: &Machine<Instructions>,
+        processor: Option<usize>,
+        kernels: &GuestKernels,
+    ) -> Result<Vec<(Cell, u8)>, Error> {
+        let processor = match processor {
+            Some(number) => processors::find(machine, number)?,
+            None => machine.running_processor(),
+        };
+        let kernel = kernels.at(machine);
+        let found = self.find(&processor, kernel.map(|kernel| &*kernel.symbols)).map_err(Error::Position)?;
+        let value = |cell: &Cell| match cell {
+            Cell::Register { register, byte, .. } => register.byte_in(processor.state(), *byte),
+            Cell::Memory(address) => {
+                let mut byte = [0];
+                machine.read_physical(*address, &mut byte);
+                byte[0]
+            }
+        };
+        Ok(found.cells.iter().map(|cell| (*cell, value(cell))).collect())
     }
 
     /// The bytes that the location means for a processor at its machine's present place.

@@ -1,6 +1,7 @@
 //! Names what came from outside: the event of the log, the device and the block of the disk.
 
 use devices::virtio::{DeviceStateV1, QueueStateV1, SECTOR_BYTES, VirtioFunctionStateV1};
+use guest_ram::GuestRam;
 use history::timeline::{Poll, Timeline};
 use machine::Machine;
 use machine::error::Error;
@@ -8,6 +9,7 @@ use machine::inputs::Event;
 use machine::position::Instructions;
 
 use crate::cell::Cell;
+use crate::queues::{self, Buffer, function_at, name};
 use crate::rules::Outside;
 use crate::seen::Step;
 use crate::writers::Wanted;
@@ -18,19 +20,6 @@ const SERIAL_DATA: u16 = 0x3f8;
 const IO_APIC: u64 = 0xfec0_0000;
 const LOCAL_APIC: u64 = 0xfee0_0000;
 const APIC_BYTES: u64 = 0x1000;
-/// The base address registers in configuration space, and the bits of a base address that are an address.
-const FIRST_BAR: usize = 0x10;
-const BARS: usize = 6;
-const BAR_ADDRESS: u32 = !0xf;
-/// Flags of a virtqueue's descriptor (VIRTIO 1.2, section 2.7.5).
-const NEXT: u16 = 1;
-const WRITABLE: u16 = 2;
-const INDIRECT: u16 = 4;
-const DESCRIPTOR_BYTES: u64 = 16;
-/// Bytes in the header of a request to a virtio disk, and the offset of its sector.
-const REQUEST_SECTOR: u64 = 8;
-/// The largest number of descriptors in one chain. Larger chains are a mistake of the guest.
-const MOST_DESCRIPTORS: usize = 1 << 15;
 
 /// A source outside of the machine's registers and memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,35 +73,6 @@ pub fn register(machine: &Machine<Instructions>, address: u64) -> Source {
     let device = function_at(&machine.functions(), address)
         .map_or_else(|| "a device".to_string(), |(_, function)| format!("the {}", name(&function.device)));
     Source::of(format!("the register at physical address {address:#x} of {device}"))
-}
-
-/// The function, with its slot, whose registers are at an address.
-fn function_at(functions: &[VirtioFunctionStateV1], address: u64) -> Option<(usize, &VirtioFunctionStateV1)> {
-    let numbered = functions.iter().enumerate().map(|(index, function)| (index + 1, function));
-    let base = |function: &VirtioFunctionStateV1| bases(function).filter(|base| *base <= address).max();
-    numbered
-        .filter_map(|found| Some((base(found.1)?, found)))
-        .max_by_key(|(base, _)| *base)
-        .map(|found| found.1)
-}
-
-fn bases(function: &VirtioFunctionStateV1) -> impl Iterator<Item = u64> {
-    (0..BARS).filter_map(|number| {
-        let at = FIRST_BAR + 4 * number;
-        let bytes: [u8; 4] = function.config.get(at..at + 4)?.try_into().ok()?;
-        let value = u32::from_le_bytes(bytes);
-        Some(u64::from(value & BAR_ADDRESS)).filter(|base| *base != 0 && value & 1 == 0)
-    })
-}
-
-fn name(device: &DeviceStateV1) -> &'static str {
-    match device {
-        DeviceStateV1::Block { .. } => "virtio disk",
-        DeviceStateV1::Console { .. } => "virtio console",
-        DeviceStateV1::Rng { .. } => "virtio entropy device",
-        DeviceStateV1::Net { .. } => "virtio network card",
-        _ => "passed-through device",
-    }
 }
 
 /// Names the device or event that wrote some bytes of memory in a step or just before it. `None` if the poll function
@@ -219,76 +179,25 @@ fn in_queues(
             if address.wrapping_sub(queue.used) < ring {
                 return Some(Source::of(format!("the {name}: used ring of its queue {number}")));
             }
-            let text = in_buffers(machine, function, queue, address)?;
+            let text = in_buffers(machine.ram(), function, queue, address)?;
             Some(Source::of(format!("the {name}: {text}")))
         },
     )
 }
 
-struct Descriptor {
-    address: u64,
-    length: u32,
-    flags: u16,
-    next: u16,
-}
-
-fn u16_at(machine: &Machine<Instructions>, address: u64) -> Option<u16> {
-    let mut bytes = [0; 2];
-    (machine.read_physical(address, &mut bytes) == 2).then(|| u16::from_le_bytes(bytes))
-}
-
-fn descriptor(machine: &Machine<Instructions>, table: u64, index: u16) -> Option<Descriptor> {
-    let mut bytes = [0; DESCRIPTOR_BYTES as usize];
-    let at = table.checked_add(u64::from(index) * DESCRIPTOR_BYTES)?;
-    (machine.read_physical(at, &mut bytes) == bytes.len()).then_some(())?;
-    Some(Descriptor {
-        address: u64::from_le_bytes(bytes[..8].try_into().ok()?),
-        length: u32::from_le_bytes(bytes[8..12].try_into().ok()?),
-        flags: u16::from_le_bytes(bytes[12..14].try_into().ok()?),
-        next: u16::from_le_bytes(bytes[14..].try_into().ok()?),
-    })
-}
-
-/// The descriptors of the chain that begins with descriptor `head`.
-fn chain(machine: &Machine<Instructions>, queue: &QueueStateV1, head: u16) -> Vec<Descriptor> {
-    match descriptor(machine, queue.descriptors, head) {
-        Some(first) if first.flags & INDIRECT != 0 => chain_in(machine, first.address, 0),
-        _ => chain_in(machine, queue.descriptors, head),
-    }
-}
-
-fn chain_in(machine: &Machine<Instructions>, table: u64, first: u16) -> Vec<Descriptor> {
-    let (mut index, mut found) = (first, Vec::new());
-    while found.len() < MOST_DESCRIPTORS {
-        let Some(next) = descriptor(machine, table, index) else { break };
-        let (flags, behind) = (next.flags, next.next);
-        found.push(next);
-        if flags & NEXT == 0 {
-            break;
-        }
-        index = behind;
-    }
-    found
-}
-
 /// Names the buffer of a waiting request that contains an address.
 fn in_buffers(
-    machine: &Machine<Instructions>,
+    ram: &GuestRam,
     function: &VirtioFunctionStateV1,
     queue: &QueueStateV1,
     address: u64,
 ) -> Option<String> {
-    let behind = u16_at(machine, queue.available.checked_add(2)?)?;
-    let waiting = behind.wrapping_sub(queue.next_available).min(queue.size);
-    (0..waiting).find_map(|number| {
-        let slot = queue.next_available.wrapping_add(number) % queue.size;
-        let head = u16_at(machine, queue.available.checked_add(4 + 2 * u64::from(slot))?)?;
-        let chain = chain(machine, queue, head);
+    queues::waiting(ram, queue).find_map(|chain| {
         let mut before = 0;
-        for buffer in chain.iter().filter(|buffer| buffer.flags & WRITABLE != 0) {
+        for buffer in chain.iter().filter(|buffer| buffer.is_writable()) {
             let offset = address.wrapping_sub(buffer.address);
             if offset < u64::from(buffer.length) {
-                return Some(told(machine, function, &chain, before + offset));
+                return Some(told(ram, function, &chain, before + offset));
             }
             before += u64::from(buffer.length);
         }
@@ -297,27 +206,20 @@ fn in_buffers(
 }
 
 /// Describes the source of the byte at an offset in a request's writable buffers.
-fn told(
-    machine: &Machine<Instructions>,
-    function: &VirtioFunctionStateV1,
-    chain: &[Descriptor],
-    offset: u64,
-) -> String {
+fn told(ram: &GuestRam, function: &VirtioFunctionStateV1, chain: &[Buffer], offset: u64) -> String {
     if !matches!(function.device, DeviceStateV1::Block { .. }) {
         return format!("byte {offset} of what it sent");
     }
     let all: u64 =
-        chain.iter().filter(|part| part.flags & WRITABLE != 0).map(|part| u64::from(part.length)).sum();
+        chain.iter().filter(|buffer| buffer.is_writable()).map(|buffer| u64::from(buffer.length)).sum();
     if offset + 1 == all {
         return "the status of a request".to_string();
     }
-    let mut sector = [0; 8];
-    let header = chain.first().and_then(|first| first.address.checked_add(REQUEST_SECTOR));
-    match header.map(|at| machine.read_physical(at, &mut sector)) {
-        Some(8) => {
-            let sector = u64::from_le_bytes(sector).saturating_add(offset / SECTOR_BYTES as u64);
+    match queues::sector(ram, chain) {
+        Some(first) => {
+            let sector = first.saturating_add(offset / SECTOR_BYTES as u64);
             format!("byte {} of sector {sector} of the disk", offset % SECTOR_BYTES as u64)
         }
-        _ => format!("byte {offset} of a request"),
+        None => format!("byte {offset} of a request"),
     }
 }

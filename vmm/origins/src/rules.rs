@@ -37,6 +37,12 @@ pub struct Access {
     pub bytes: Vec<u8>,
 }
 
+impl Access {
+    pub fn of(linear: u64, physical: u64, bytes: &[u8]) -> Access {
+        Access { linear, physical, bytes: bytes.to_vec() }
+    }
+}
+
 /// An executed instruction.
 #[derive(Clone, Copy)]
 pub struct Executed<'a> {
@@ -197,6 +203,24 @@ pub fn restores_vectors(instruction: &Instruction) -> bool {
     matches!(
         instruction.mnemonic(),
         M::Fxrstor | M::Fxrstor64 | M::Xrstor | M::Xrstor64 | M::Xrstors | M::Xrstors64
+    )
+}
+
+/// Whether an instruction stores XMM registers in an area of FXSAVE or XSAVE.
+pub fn saves_vectors(instruction: &Instruction) -> bool {
+    use Mnemonic as M;
+    matches!(
+        instruction.mnemonic(),
+        M::Fxsave
+            | M::Fxsave64
+            | M::Xsave
+            | M::Xsave64
+            | M::Xsavec
+            | M::Xsavec64
+            | M::Xsaveopt
+            | M::Xsaveopt64
+            | M::Xsaves
+            | M::Xsaves64
     )
 }
 
@@ -411,16 +435,7 @@ impl Rules<'_> {
             M::Pinsrb | M::Pinsrw | M::Pinsrd | M::Pinsrq => self.insert(),
             M::Pextrb | M::Pextrw | M::Pextrd | M::Pextrq => self.extract(),
             _ if restores_vectors(self.executed.instruction) => self.restore_vectors(),
-            M::Fxsave
-            | M::Fxsave64
-            | M::Xsave
-            | M::Xsave64
-            | M::Xsavec
-            | M::Xsavec64
-            | M::Xsaveopt
-            | M::Xsaveopt64
-            | M::Xsaves
-            | M::Xsaves64 => self.save_vectors(),
+            _ if saves_vectors(self.executed.instruction) => self.save_vectors(),
             M::In => {
                 let port = match self.executed.instruction.op_kind(1) {
                     OpKind::Register => self.gpr(Register::RDX) as u16,

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use cpu::{At, CodeSize, Core, CpuState, Happening, Observer, Places, Vectors, Wants};
 use history::timeline::{Interval, Poll, Timeline};
-use iced_x86::{Decoder, DecoderOptions, Instruction};
+use iced_x86::{Decoder, DecoderOptions, Formatter, Instruction, IntelFormatter};
 use machine::error::Error;
 use machine::position::Instructions;
 
@@ -43,6 +43,18 @@ pub struct Delivery {
     has_error_code: bool,
     rsp: u64,
     is_64_bit: bool,
+}
+
+impl Delivery {
+    /// The delivery that has just happened on a processor.
+    pub fn on(core: &Core, vector: u8, error_code: Option<u32>) -> Delivery {
+        Delivery {
+            vector,
+            has_error_code: error_code.is_some(),
+            rsp: core.frame.regs[4],
+            is_64_bit: core.code_size == CodeSize::Bits64,
+        }
+    }
 }
 
 /// Where a written byte comes from.
@@ -132,6 +144,20 @@ impl Step {
         })
     }
 
+    /// The physical address of a byte that the step stores.
+    pub fn physical_of_store(&self, linear: u64) -> Option<u64> {
+        self.stores.iter().rev().find_map(|store| {
+            let offset = linear.wrapping_sub(store.linear);
+            (offset < store.bytes.len() as u64).then(|| store.physical.wrapping_add(offset))
+        })
+    }
+
+    /// The value that the step stores in a byte of memory.
+    pub fn stored_at(&self, cell: Cell) -> Option<u8> {
+        let Cell::Memory(physical) = cell else { return None };
+        self.stored(linear_in(&self.stores, physical)?)
+    }
+
     /// The linear address through which the step reads or writes the byte at a physical address.
     pub fn linear_of(&self, physical: u64) -> Option<u64> {
         linear_in(&self.stores, physical).or_else(|| linear_in(&self.loads, physical))
@@ -181,20 +207,13 @@ impl Observer for Recorder {
                 step.is_user = core.cpl == 3;
             }
             Happening::Load { address, physical, value } => {
-                let bytes = value.to_vec();
-                step.loads.push(Access { linear: *address, physical: *physical, bytes });
+                step.loads.push(Access::of(*address, *physical, value));
             }
             Happening::Store { address, physical, after, .. } => {
-                let bytes = after.to_vec();
-                step.stores.push(Access { linear: *address, physical: *physical, bytes });
+                step.stores.push(Access::of(*address, *physical, after));
             }
             Happening::Delivery { vector, error_code } => {
-                step.delivery = Some(Delivery {
-                    vector: *vector,
-                    has_error_code: error_code.is_some(),
-                    rsp: core.frame.regs[4],
-                    is_64_bit: core.code_size == CodeSize::Bits64,
-                });
+                step.delivery = Some(Delivery::on(core, *vector, *error_code));
             }
             _ => {}
         }
@@ -225,6 +244,17 @@ impl Step {
         let end =
             |address: u64| if is_down { address.wrapping_sub(length) } else { address.wrapping_add(length) };
         Some((self.processor, self.rip, if is_copy { end(from) } else { 0 }, end(to)))
+    }
+
+    /// The step as text: its instruction, or the interrupt or exception that it delivers.
+    pub fn code(&self) -> String {
+        if let Some(delivery) = &self.delivery {
+            return format!("delivery of vector {}", delivery.vector);
+        }
+        let Some((instruction, _)) = &self.executed else { return "no instruction".to_string() };
+        let mut text = String::new();
+        IntelFormatter::new().format(instruction, &mut text);
+        text
     }
 
     /// Whether the step writes to a port.

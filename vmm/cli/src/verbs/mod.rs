@@ -33,4 +33,5 @@ pub mod tree;
 pub mod unpack;
 pub mod values;
 pub mod verify;
+pub mod where_to;
 pub mod who_set;

@@ -343,6 +343,19 @@ fn who_set_follows_a_value_and_stays() {
 }
 
 #[test]
+fn where_to_follows_a_value_and_stays() {
+    let mut guest = in_second_call();
+    let mut target = guest.target();
+    let told = target.ask("where-to calls 234");
+    assert!(told.starts_with("calls at insn:177 is 0x1 (8 bytes)\ninsn:187  "), "{told}");
+    assert!(told.contains("inc qword ptr [rcx]\n    computed with: "), "{told}");
+    assert_eq!(target.position(), 177);
+    let told = target.ask("where-to calls 180");
+    assert!(told.contains("\nat insn:180 the value is in:\n    physical "), "{told}");
+    assert!(target.ask("where-to nonsense:x").starts_with("error: 'nonsense:x' is no location"));
+}
+
+#[test]
 fn a_checkpoint_is_added_here() {
     let mut guest = in_second_call();
     let answer = guest.target().ask("checkpoint");

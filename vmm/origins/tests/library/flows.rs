@@ -1,13 +1,14 @@
 //! Random programs that move known bytes through registers and memory. The generator writes down for each instruction
-//! which bytes it moves, and follows each value back by its own list. ttvm must find the same chain.
+//! which bytes it moves, and follows each value back and forward by its own list. ttvm must find the same way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use history::timeline::Timeline;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use machine::position::Instructions;
-use origins::{Answer, EndKind, Location, WhoSet};
+use origins::{Answer, EndKind, Location, Onward, OnwardEnd, PassageKind, WhereTo, WhoSet};
 use tiny_guest::STIRRED;
 use tiny_guest::long_mode::{ALIAS, STACK, record};
 
@@ -488,12 +489,17 @@ fn value(numbers: &mut Numbers) -> (String, Vec<Byte>) {
     }
 }
 
-#[test]
-fn values_of_random_programs_are_followed_to_their_origin() {
-    let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
-    let (mut flows, mut links) = (0, 0);
-    for seed in 0..PROGRAMS {
-        let directory = tempfile::tempdir().unwrap();
+/// A random program, its recording, and the addresses of its instructions.
+struct Recorded {
+    moves: Vec<Moves>,
+    numbers: Numbers,
+    addresses: Vec<u64>,
+    timeline: Timeline,
+    seed: u64,
+}
+
+impl Recorded {
+    fn with(directory: &Path, seed: u64) -> Recorded {
         let a = CodeAssembler::new(64).unwrap();
         let mut program = Program { a, moves: Vec::new(), numbers: Numbers(seed), stack: STACK };
         let write = |a: &mut CodeAssembler| {
@@ -503,26 +509,47 @@ fn values_of_random_programs_are_followed_to_their_origin() {
             std::mem::swap(&mut program.a, a);
             Ok(())
         };
-        let (recording, _, addresses) = record(directory.path(), "flows.ttvm", write, Vec::new());
-        let Program { moves, mut numbers, .. } = program;
+        let (recording, _, addresses) = record(directory, "flows.ttvm", write, Vec::new());
+        let Program { moves, numbers, .. } = program;
         assert_eq!(moves.len() + 1, addresses.len(), "seed {seed}");
-        let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+        Recorded { moves, numbers, addresses, timeline: Timeline::open_with(&recording, 1).unwrap(), seed }
+    }
+
+    /// The place before an instruction.
+    fn before(&mut self, number: usize) -> Instructions {
+        let address = self.addresses[number];
+        self.timeline.seek(Instructions(0), &mut || false).unwrap();
+        self.timeline.set_breakpoints(vec![address]);
+        self.timeline.run_forward(&mut || false).unwrap();
+        self.timeline.set_breakpoints(Vec::new());
+        assert_eq!(self.timeline.registers().rip, address, "seed {}", self.seed);
+        self.timeline.position()
+    }
+
+    fn rip(&self, number: usize) -> String {
+        format!("{:#x}", self.addresses[number])
+    }
+}
+
+#[test]
+fn values_of_random_programs_are_followed_to_their_origin() {
+    let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+    let (mut flows, mut links) = (0, 0);
+    for seed in 0..PROGRAMS {
+        let directory = tempfile::tempdir().unwrap();
+        let mut program = Recorded::with(directory.path(), seed);
+        let count = program.moves.len();
         for place in 0..PLACES {
             let before =
-                if place == 0 { moves.len() } else { 20 + numbers.below(moves.len() as u64 - 20) as usize };
-            timeline.seek(Instructions(0), &mut || false).unwrap();
-            timeline.set_breakpoints(vec![addresses[before]]);
-            timeline.run_forward(&mut || false).unwrap();
-            assert_eq!(timeline.registers().rip, addresses[before], "seed {seed}");
-            let at = timeline.position();
+                if place == 0 { count } else { 20 + program.numbers.below(count as u64 - 20) as usize };
+            let at = program.before(before);
             for _ in 0..VALUES {
-                let (notation, bytes) = value(&mut numbers);
+                let (notation, bytes) = value(&mut program.numbers);
                 let location: Location = notation.parse().unwrap();
                 let question = WhoSet { location: &location, processor: None, at, limit: 1000 };
-                let answer: Answer = question.run(&mut timeline, &mut || false).unwrap();
-                let (writers, kind) = expected(&moves, bytes, before);
-                let rips: Vec<String> =
-                    writers.iter().map(|number| format!("{:#x}", addresses[*number])).collect();
+                let answer: Answer = question.run(&mut program.timeline, &mut || false).unwrap();
+                let (writers, kind) = expected(&program.moves, bytes, before);
+                let rips: Vec<String> = writers.iter().map(|number| program.rip(*number)).collect();
                 let found: Vec<&String> = answer.links.iter().map(|link| &link.rip).collect();
                 let is_right = answer.end.kind == kind && found.iter().copied().eq(&rips);
                 assert!(
@@ -537,4 +564,97 @@ fn values_of_random_programs_are_followed_to_their_origin() {
     }
     println!("{flows} flows of {links} links: {kinds:?}");
     assert!(flows >= 300);
+}
+
+/// The way forward that the generator expects: the numbers of the copying instructions, and the bytes that hold the value
+/// before instruction `until`.
+fn expected_onward(
+    moves: &[Moves],
+    value: Vec<Byte>,
+    before: usize,
+    until: usize,
+) -> (Vec<usize>, BTreeSet<Byte>) {
+    let (mut copies, mut held) = (Vec::new(), BTreeSet::from_iter(value));
+    for (number, moved) in moves.iter().enumerate().take(until).skip(before) {
+        let copied: Vec<Byte> = moved
+            .iter()
+            .filter_map(|(to, from)| matches!(from, From::Byte(from) if held.contains(from)).then_some(*to))
+            .collect();
+        moved.iter().for_each(|(to, _)| {
+            held.remove(to);
+        });
+        if !copied.is_empty() {
+            copies.push(number);
+        }
+        held.extend(copied);
+        if held.is_empty() {
+            break;
+        }
+    }
+    (copies, held)
+}
+
+/// The addresses in memory that an answer names at its end.
+fn memory_left(answer: &Onward) -> BTreeSet<u64> {
+    let parts = answer.left.iter().filter_map(|span| {
+        let first = u64::from_str_radix(span.physical.as_ref()?.strip_prefix("0x")?, 16).ok()?;
+        Some(first..first + span.bytes as u64)
+    });
+    parts.flatten().collect()
+}
+
+#[test]
+fn values_of_random_programs_are_followed_to_all_their_copies() {
+    let (mut flows, mut copies, mut gone) = (0, 0, 0);
+    for seed in 100..100 + PROGRAMS {
+        let directory = tempfile::tempdir().unwrap();
+        let mut program = Recorded::with(directory.path(), seed);
+        let count = program.moves.len();
+        for _ in 0..PLACES {
+            let before = 20 + program.numbers.below(count as u64 - 20) as usize;
+            let end = before + program.numbers.below((count - before) as u64) as usize;
+            let (at, until) = (program.before(before), program.before(end));
+            for _ in 0..VALUES {
+                let (notation, bytes) = value(&mut program.numbers);
+                let location: Location = notation.parse().unwrap();
+                let question = WhereTo {
+                    location: &location,
+                    processor: None,
+                    at,
+                    until,
+                    through_computations: false,
+                    with_registers: true,
+                    limit: 1000,
+                };
+                let answer = question.run(&mut program.timeline, &mut || false).unwrap();
+                let (expected, held) = expected_onward(&program.moves, bytes, before, end);
+                let expected: Vec<String> = expected.iter().map(|number| program.rip(*number)).collect();
+                let copied = answer.passages.iter().filter(|passage| passage.kind == PassageKind::Copied);
+                let mut found: Vec<&String> = copied.map(|passage| &passage.rip).collect();
+                // A repeated instruction may copy parts of the value in several steps.
+                found.dedup();
+                let memory: BTreeSet<u64> = held
+                    .iter()
+                    .filter_map(|byte| match byte {
+                        Byte::Memory(address) => Some(*address),
+                        _ => None,
+                    })
+                    .collect();
+                let left: usize = answer.left.iter().map(|span| span.bytes).sum();
+                let is_gone = answer.end == OnwardEnd::Gone;
+                let is_right = found.iter().copied().eq(&expected)
+                    && is_gone == held.is_empty()
+                    && (answer.has_more_left || left == held.len() && memory_left(&answer) == memory);
+                assert!(
+                    is_right,
+                    "seed {seed}, {notation} at {at}: expected {expected:?} and {held:?}, found\n{answer}"
+                );
+                flows += 1;
+                copies += found.len();
+                gone += usize::from(is_gone);
+            }
+        }
+    }
+    println!("{flows} flows of {copies} copies, {gone} overwritten");
+    assert!(flows >= 300 && copies > 300 && gone > 100);
 }

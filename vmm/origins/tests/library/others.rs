@@ -6,7 +6,7 @@ use iced_x86::code_asm::*;
 use machine::error::Error;
 use machine::inputs::Event;
 use machine::position::{Count, Instructions};
-use origins::{Answer, EndKind, Location, WhoSet};
+use origins::{Answer, EndKind, Location, Onward, OnwardEnd, PassageKind, WhereTo, WhoSet};
 use recording::Recording;
 use tiny_guest::{DENSE, STIRRED, Script, long_mode, several};
 
@@ -186,4 +186,87 @@ fn registers_are_followed_on_their_processor() {
             }
         }
     }
+}
+
+/// The question for all uses of a value from a position to the end of the recording.
+fn onward(location: &Location, at: Instructions, until: Instructions) -> WhereTo<'_> {
+    WhereTo {
+        location,
+        processor: None,
+        at,
+        until,
+        through_computations: false,
+        with_registers: false,
+        limit: 100,
+    }
+}
+
+fn kinds(answer: &Onward) -> Vec<PassageKind> {
+    answer.passages.iter().map(|passage| passage.kind).collect()
+}
+
+/// The guest writes a value, and then uses it in each way.
+fn used(directory: &std::path::Path) -> Recording<Instructions> {
+    let code = |a: &mut CodeAssembler| {
+        a.mov(rax, STIRRED + 0x40)?;
+        a.mov(qword_ptr(STIRRED), rax)?;
+        a.mov(ebx, 50_000)?;
+        let mut pause = a.create_label();
+        a.set_label(&mut pause)?;
+        a.dec(ebx)?;
+        a.jne(pause)?;
+        a.mov(rcx, qword_ptr(STIRRED))?;
+        a.cmp(rcx, 7)?;
+        a.mov(qword_ptr(STIRRED + 8), rcx)?;
+        a.mov(rdx, qword_ptr(rcx))?;
+        a.lea(rsi, rcx + 8)?;
+        a.mov(qword_ptr(STIRRED + 16), rsi)?;
+        a.mov(rax, rcx)?;
+        a.mov(edx, 0x3f8)?;
+        a.out(dx, al)?;
+        a.xor(eax, eax)?;
+        a.xor(ecx, ecx)?;
+        a.mov(qword_ptr(STIRRED), rax)?;
+        a.mov(qword_ptr(STIRRED + 8), rax)
+    };
+    long_mode::record(directory, "used.ttvm", code, Vec::new()).0
+}
+
+#[test]
+fn a_value_is_followed_to_its_copies_and_uses() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = used(directory.path());
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let end = timeline.end();
+    let watch =
+        Watchpoint { kind: WatchKind::Write, space: AddressKind::Linear, address: STIRRED, length: 8 };
+    timeline.set_stops(Stops { watches: vec![Watch::from(watch)], ..Stops::default() });
+    timeline.seek(Instructions(0), &mut || false).unwrap();
+    timeline.run_forward(&mut || false).unwrap();
+    timeline.set_stops(Stops::default());
+    let at = timeline.position();
+
+    let location: Location = format!("{STIRRED:#x}:8").parse().unwrap();
+    let question = onward(&location, at, end);
+    let answer = question.run(&mut timeline, &mut || false).unwrap();
+    use PassageKind::{Address, Compared, Computed, Copied, Sent};
+    assert_eq!(kinds(&answer), [Compared, Copied, Address, Computed, Sent], "{answer}");
+    assert_eq!(answer.end, OnwardEnd::Gone, "{answer}");
+    assert_eq!(answer.value, format!("{:#x}", STIRRED + 0x40));
+    let copy = &answer.passages[1];
+    let address = |at: u64| Some(format!("{at:#x}"));
+    assert_eq!(copy.to.as_ref().map(|to| to.address.clone()), Some(address(STIRRED + 8)), "{answer}");
+    assert_eq!(answer.passages[4].from.text, "al", "{answer}");
+    let json = serde_json::to_value(&answer).unwrap();
+    assert_eq!((&json["passages"][0]["kind"], &json["end"]), (&"compared".into(), &"gone".into()));
+
+    // The result of LEA is followed to memory, where it stays.
+    let through = WhereTo { through_computations: true, ..question };
+    let answer = through.run(&mut timeline, &mut || false).unwrap();
+    assert_eq!(kinds(&answer), [Compared, Copied, Address, Computed, Copied, Sent], "{answer}");
+    assert_eq!(answer.end, OnwardEnd::Searched, "{answer}");
+    assert!(answer.left.iter().any(|span| span.physical == address(STIRRED + 16)), "{answer}");
+
+    let limited = WhereTo { limit: 2, ..question }.run(&mut timeline, &mut || false).unwrap();
+    assert_eq!((kinds(&limited), limited.end), (vec![Compared, Copied], OnwardEnd::Limit), "{limited}");
 }
