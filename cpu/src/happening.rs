@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::{Deref, RangeInclusive};
+use std::sync::Arc;
 
 use crate::debug_points::SystemCalls;
 use crate::ranges::AddressKind;
@@ -18,10 +19,38 @@ pub struct Wants {
     pub stores: Places,
     /// Whether the observer wants branches.
     pub branches: bool,
+    /// Near calls and returns, which cost much less than all branches.
+    pub calls: Calls,
+    /// JMP and Jcc to one of these addresses (RIP). Compilers make such jumps from calls at a function's end.
+    pub jumps_to: Arc<BTreeSet<u64>>,
     /// System calls with these numbers.
     pub system_calls: SystemCalls,
     /// Deliveries through these entries of the interrupt table.
     pub deliveries: Vectors,
+}
+
+/// The code whose near calls and returns an observer wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Calls {
+    /// No code.
+    #[default]
+    None,
+    /// Code in the upper half of the address space, where kernels have their code.
+    UpperHalf,
+    /// All code.
+    All,
+}
+
+impl Calls {
+    /// Whether the calls of the code at an address are wanted.
+    #[inline]
+    pub(crate) fn contain(self, rip: u64) -> bool {
+        match self {
+            Calls::None => false,
+            Calls::UpperHalf => rip >> 63 != 0,
+            Calls::All => true,
+        }
+    }
 }
 
 /// A set of address ranges.
@@ -112,6 +141,23 @@ pub enum Happening {
         conditional: bool,
         /// `false` for a conditional branch that falls through.
         taken: bool,
+    },
+    /// A near call completed.
+    Call {
+        /// RIP of the called function.
+        to: u64,
+        /// The return address.
+        back: u64,
+    },
+    /// A near return completed.
+    Return {
+        /// RIP of the next instruction.
+        to: u64,
+    },
+    /// JMP or Jcc jumped to a wanted address.
+    Jump {
+        /// RIP of the next instruction.
+        to: u64,
     },
     /// A system call was entered, by SYSCALL, SYSENTER or INT 80h.
     SystemCall {

@@ -1,6 +1,6 @@
 //! Notes the happenings of a step that the CPU's observer wants.
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 
 use crate::attention;
 use crate::core::Core;
@@ -85,6 +85,44 @@ impl Core {
     pub(crate) fn observe_delivery(&mut self, vector: u8, error_code: Option<u32>) {
         if self.observing.deliveries.contain(vector) {
             self.happened(Happening::Delivery { vector, error_code });
+        }
+    }
+
+    /// Notes a near call, if it is wanted.
+    #[inline]
+    pub(crate) fn observe_call(&mut self, to: u64, back: u64) {
+        if self.observing.calls.contain(self.block_rip()) {
+            self.happened(Happening::Call { to, back });
+        }
+    }
+
+    /// Notes a near return, if it is wanted.
+    #[inline]
+    pub(crate) fn observe_return(&mut self, to: u64) {
+        if self.observing.calls.contain(self.block_rip()) {
+            self.happened(Happening::Return { to });
+        }
+    }
+
+    /// Notes a near jump, if it is wanted.
+    #[inline]
+    pub(crate) fn observe_jump(&mut self, to: u64) {
+        if !self.observing.jumps_to.is_empty() && self.observing.jumps_to.contains(&to) {
+            self.happened(Happening::Jump { to });
+        }
+    }
+
+    /// Whether the interpreter must execute an instruction of the block at an address, because the observer may want it.
+    pub(crate) fn must_note(&self, block_rip: u64, instruction: &Instruction) -> bool {
+        match instruction.flow_control() {
+            FlowControl::Call | FlowControl::IndirectCall | FlowControl::Return => {
+                self.observing.calls.contain(block_rip)
+            }
+            FlowControl::IndirectBranch => !self.observing.jumps_to.is_empty(),
+            FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
+                self.observing.jumps_to.contains(&instruction.near_branch_target())
+            }
+            _ => false,
         }
     }
 

@@ -5,14 +5,18 @@
 //! - Pages with wanted loads or stores stay off the fast path, as pages with watchpoints do.
 //! - Code in pages with wanted fetches is decoded into blocks of one instruction, stored beside the normal blocks.
 //!   Blocks with wanted fetches are executed one by one and never translated.
+//! - Calls, returns and jumps that may be wanted are not translated. The interpreter executes them.
 //! - The code that checks for a debugger's traps also checks for wanted system calls and deliveries.
 //! - If every address or all branches are wanted, [`crate::attention::OBSERVED`] makes the CPU execute one
 //!   instruction at a time.
 //!
 //! The happenings of a step are kept until the step is complete.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use crate::debug_points::{SystemCalls, WatchKind};
-use crate::happening::{Happening, Places, Vectors, Wants};
+use crate::happening::{Calls, Happening, Places, Vectors, Wants};
 use crate::ranges::Spaces;
 
 /// A set of address ranges, in a form for fast lookups.
@@ -59,6 +63,8 @@ pub(crate) struct Observing {
     pub loads: Wanted,
     pub stores: Wanted,
     pub branches: bool,
+    pub calls: Calls,
+    pub jumps_to: Arc<BTreeSet<u64>>,
     pub system_calls: SystemCalls,
     pub deliveries: Vectors,
     /// The happenings of the running step so far.
@@ -76,6 +82,8 @@ impl Observing {
             loads: Wanted::of(&wants.loads),
             stores: Wanted::of(&wants.stores),
             branches: wants.branches,
+            calls: wants.calls,
+            jumps_to: wants.jumps_to,
             system_calls: wants.system_calls,
             deliveries: wants.deliveries,
             ..Observing::default()
@@ -102,6 +110,16 @@ impl Observing {
     /// Whether some but not all fetches are wanted, and some may be in the page of an address.
     pub fn picks_fetches_in_page(&self, address: u64, gpa: u64) -> bool {
         self.picks_fetches() && self.fetches.touches_page(address, gpa)
+    }
+
+    /// Whether blocks are decoded or translated in another way than without the observer.
+    pub fn changes_code(&self) -> bool {
+        self.calls != Calls::None || !self.jumps_to.is_empty() || self.picks_fetches()
+    }
+
+    /// Whether the translation of a block depends on the block's address.
+    pub fn depends_on_address(&self) -> bool {
+        self.calls == Calls::UpperHalf || !self.jumps_to.is_empty()
     }
 
     /// Whether some fetches are wanted, but not all.

@@ -528,6 +528,22 @@ counts from here. The current position stays."""
         say(ask("tree " + argument))
 
 
+class Profile(Verb):
+    """Count the calls and instructions of the kernel's functions: tt profile [FROM] TO
+
+Examples:
+  tt profile +1M
+  tt profile 50% 60%
+
+The profile begins here or at FROM. +N counts from here. "own" counts the instructions of the function itself, "total" also the
+functions that it called. The counts are exact. The current position stays."""
+
+    verb = "profile"
+
+    def invoke(self, argument, from_tty):
+        say(ask("profile " + argument))
+
+
 class Diff(Verb):
     """Compare the guest at two positions, or at a position and here: tt diff POS [POS]
 
@@ -1044,7 +1060,7 @@ class Position(gdb.Function):
         return place[0]
 
 
-for command in (Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, WhoSet, WhereTo, Origin, Calls, Tree, Values, Diff, Object):
+for command in (Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, WhoSet, WhereTo, Origin, Calls, Tree, Profile, Values, Diff, Object):
     command()
 for command in (Disk, Board, Mark, Checkpoint, Console, Physical, Ps, Threads, BreakIn, Backtrace, Dmesg, Reports, Symbols):
     command()

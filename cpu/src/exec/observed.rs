@@ -7,12 +7,12 @@ use crate::observer::Observer;
 
 impl Cpu {
     /// Attaches an observer, or detaches the present one, and returns the previous observer. Must be called between
-    /// runs. Drops decoded code if one of the two observers wants fetches at some but not all addresses.
+    /// runs. Drops decoded code if one of the two observers wants calls, or fetches at some but not all addresses.
     pub fn set_observer(&mut self, observer: Option<Box<dyn Observer>>) -> Option<Box<dyn Observer>> {
-        let picked = self.core.observing.picks_fetches();
+        let changes_code = self.core.observing.changes_code();
         let wants = observer.as_ref().map_or_else(Wants::default, |observer| observer.wants());
         self.core.set_wants(wants);
-        if picked || self.core.observing.picks_fetches() {
+        if changes_code || self.core.observing.changes_code() {
             self.drop_code();
         }
         std::mem::replace(&mut self.observer, observer)

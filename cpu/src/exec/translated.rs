@@ -103,7 +103,9 @@ impl Cpu {
             return None;
         };
         let translator = self.code.translator.as_ref();
-        if translator.is_some_and(|translator| translator.is_movable(&translation)) {
+        if !self.core.observing.depends_on_address()
+            && translator.is_some_and(|translator| translator.is_movable(&translation))
+        {
             self.code.keep(number, translation.clone());
         }
         self.code.place(number, rip, &translation)
@@ -134,7 +136,11 @@ impl Cpu {
 
     /// A block's instructions, decoded at an address.
     fn decoded(&self, number: BlockNumber, rip: u64, bytes: &[u8]) -> Vec<Instruction> {
-        self.code.block(number).ops.iter().map(|op| decode(op, rip, bytes)).collect()
+        let instructions = self.code.block(number).ops.iter().map(|op| decode(op, rip, bytes));
+        let translatable = |instruction: Instruction| {
+            if self.core.must_note(rip, &instruction) { Instruction::default() } else { instruction }
+        };
+        instructions.map(translatable).collect()
     }
 
     /// Translates a block for an address.
@@ -148,7 +154,8 @@ impl Cpu {
         let instructions = self.decoded(number, rip, bytes);
         let source = Source { rip, instructions: &instructions, second_page };
         let translation = self.code.translator.as_mut()?.translate(&source)?;
-        if self.code.translator.as_ref()?.undefined() == Undefined::Inverted {
+        let is_checked = self.code.translator.as_ref()?.undefined() == Undefined::Inverted;
+        if is_checked && !self.core.observing.depends_on_address() {
             let rip = rip ^ ELSEWHERE;
             let instructions = self.decoded(number, rip, bytes);
             let source = Source { rip, instructions: &instructions, second_page: None };

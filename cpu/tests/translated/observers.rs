@@ -3,9 +3,10 @@
 
 use std::any::Any;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use cpu::{
-    AddressKind, At, Core, Counts, CpuState, Happening, Met, Observer, Parts, Place, Places, Stop,
+    AddressKind, At, Calls, Core, Counts, CpuState, Happening, Met, Observer, Parts, Place, Places, Stop,
     SystemCalls, Tier, Vectors, Wants,
 };
 use iced_x86::code_asm::*;
@@ -71,6 +72,8 @@ fn everything() -> Wants {
         loads: Places::All,
         stores: Places::All,
         branches: true,
+        calls: Calls::All,
+        jumps_to: Arc::new((CODE..CODE + 0x1000).collect()),
         system_calls: SystemCalls::All,
         deliveries: Vectors::All,
     }
@@ -291,6 +294,8 @@ fn is_wanted(wants: &Wants, seen: &Seen) -> bool {
             is_in(&wants.stores, *address, *physical, after.len() as u64)
         }
         Happening::Branch { .. } => wants.branches,
+        Happening::Call { .. } | Happening::Return { .. } => wants.calls == Calls::All,
+        Happening::Jump { to } => wants.jumps_to.contains(to),
         Happening::SystemCall { number } => match &wants.system_calls {
             SystemCalls::All => true,
             SystemCalls::Numbered(numbers) => numbers.contains(number),
@@ -313,6 +318,12 @@ fn choices(random: &mut Random, all: &[Seen]) -> Vec<Wants> {
     let mut rip = || rips[random.below(rips.len() as u64) as usize];
     let points = (0..3).map(|_| place(AddressKind::Linear, rip(), 1)).collect();
     let range = vec![place(AddressKind::Physical, rip(), 17), place(AddressKind::Linear, rip(), 5)];
+    let jumps = all.iter().filter_map(|seen| match seen.what {
+        Happening::Jump { to } => Some(to),
+        _ => None,
+    });
+    // About every second target of a jump.
+    let jumps = jumps.filter(|to| to & 4 == 0).collect();
     let (linear, physical) = (AddressKind::Linear, AddressKind::Physical);
     let of = |places: &[Place]| Places::In(places.to_vec());
     let none = Wants::default();
@@ -328,6 +339,9 @@ fn choices(random: &mut Random, all: &[Seen]) -> Vec<Wants> {
         Wants { stores: of(&[place(linear, KERNEL_STACK - 64, 64)]), ..none.clone() },
         Wants { loads: of(&[place(linear, IDT, 0x1000)]), deliveries: Vectors::All, ..none.clone() },
         Wants { deliveries: Vectors::Numbered([14, 0x80].into()), ..none.clone() },
+        Wants { calls: Calls::All, ..none.clone() },
+        Wants { calls: Calls::UpperHalf, deliveries: Vectors::All, ..none.clone() },
+        Wants { jumps_to: Arc::new(jumps), ..none.clone() },
         Wants { system_calls: SystemCalls::All, ..none.clone() },
         Wants { branches: true, ..none.clone() },
         none,
@@ -469,6 +483,7 @@ fn what_is_reported_is_what_single_steps_show() {
         m.load();
         let mut seen = all.seen.iter().peekable();
         let (mut system_calls, mut conditional) = (0, 0);
+        let (mut calls, mut returns) = (0, 0);
         loop {
             let (before, mut known) = (m.cpu.state(), memory(&m));
             let steps = m.cpu.steps();
@@ -506,6 +521,19 @@ fn what_is_reported_is_what_single_steps_show() {
                         assert!(!has(|what| matches!(what, Happening::Delivery { .. })), "{what}");
                         conditional += u64::from(*by_condition);
                     }
+                    Happening::Call { to, back } => {
+                        assert_eq!((*to, *back), (after.rip, behind(&m, before.rip)), "{what}");
+                        assert_eq!(m.ram().load_u64(after.gpr[4]), *back, "{what}");
+                        calls += 1;
+                    }
+                    Happening::Jump { to } => {
+                        assert_eq!(*to, after.rip, "{what}");
+                        assert!(has(|what| matches!(what, Happening::Branch { taken: true, .. })), "{what}");
+                    }
+                    Happening::Return { to } => {
+                        assert_eq!((*to, before.gpr[4] + 8), (after.rip, after.gpr[4]), "{what}");
+                        returns += 1;
+                    }
                     Happening::SystemCall { number } => {
                         assert_eq!(*number, before.gpr[0]);
                         system_calls += 1;
@@ -527,6 +555,7 @@ fn what_is_reported_is_what_single_steps_show() {
         }
         assert_eq!(seen.next(), None);
         assert!(system_calls > 0 || conditional > 0);
+        assert!(calls > 0 && returns > 0, "{calls} {returns}");
     }
 }
 

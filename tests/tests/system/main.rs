@@ -36,6 +36,7 @@ mod other_tools;
 mod passthrough;
 mod processors;
 mod processors_shown;
+mod profile;
 mod questions;
 mod readme;
 mod recordings;

@@ -239,6 +239,7 @@ fn gdb_asks_the_same_questions() {
         "tt values (task_struct)init_task.comm".to_string(),
         "tt who-set $rsp".to_string(),
         "tt where-to $rsp to +2000".to_string(),
+        "tt profile +100k".to_string(),
         "tt calls no_such_function".to_string(),
     ];
     let mut timeline = Timeline::open(&open(&path)).unwrap_or_else(|error| panic!("{error}"));
@@ -256,7 +257,8 @@ fn gdb_asks_the_same_questions() {
         "\"swapper/0\"".to_string(),
         "rsp ".to_string(),
         "(8 bytes)\n".to_string(),
-        " the value is in:".to_string(),
+        "computed with: rsp -> rsp".to_string(),
+        "100000 instructions, ".to_string(),
         "'no_such_function' is no function of the guest's kernel".to_string(),
     ] {
         assert!(said.contains(&line), "{line} is not in {said}");

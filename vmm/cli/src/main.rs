@@ -50,8 +50,8 @@ use views::visible::visible;
 
 use crate::verbs::{
     board, calls, checkpoints, completions, control, debug, diff, disk, doctor, drgn, dump, export_pcap,
-    info, log, ls, man, object, origin, pack, record, relink, replay, reports, rm, run, search, state,
-    symbols, trace, tree, unpack, values, verify, where_to, who_set,
+    info, log, ls, man, object, origin, pack, profile, record, relink, replay, reports, rm, run, search,
+    state, symbols, trace, tree, unpack, values, verify, where_to, who_set,
 };
 
 #[global_allocator]
@@ -99,6 +99,7 @@ enum Verb {
     Symbols(symbols::Args),
     Search(search::Args),
     WhoSet(who_set::Args),
+    Profile(profile::Args),
     WhereTo(where_to::Args),
     Origin(origin::Args),
     Calls(calls::Args),
@@ -171,6 +172,7 @@ fn main() -> ExitCode {
         Verb::Symbols(args) => symbols::run(args),
         Verb::Search(args) => search::run(args),
         Verb::WhoSet(args) => who_set::run(args),
+        Verb::Profile(args) => profile::run(args),
         Verb::WhereTo(args) => where_to::run(args),
         Verb::Origin(args) => origin::run(args),
         Verb::Calls(args) => calls::run(args),

@@ -49,6 +49,7 @@ monitor disk info                   show the partitions and file systems of the 
 monitor disk ls PATH, disk cat PATH list a folder of the guest's disk, or show the beginning of a file;
                                     partition:N at the end chooses a partition
 monitor tree [FROM] TO              show the calls of the running thread as a tree, from here or FROM
+monitor profile [FROM] TO           count the calls and instructions of the kernel's functions, from here or FROM
 monitor who-set LOCATION            show where a value came from, back through copies; LOCATION: a register,
                                     ADDRESS[:LENGTH] or SYMBOL[+OFFSET][:LENGTH]
 monitor where-to LOCATION [TO]      show where a value went from here on: its copies and uses, until position TO
@@ -104,6 +105,7 @@ impl GdbTarget<'_> {
             "diff" => self.diff(rest, poll),
             "disk" => self.disk(rest),
             "tree" => self.tree(rest, poll),
+            "profile" => self.profile(rest, poll),
             "who-set" => self.who_set(rest, poll),
             "where-to" => self.where_to(rest, poll),
             "origin" => self.origin(rest, poll),

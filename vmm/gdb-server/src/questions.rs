@@ -11,7 +11,7 @@ use machine::position::Instructions;
 use origins::{Location, WhereTo, WhoArmed, WhoSet};
 use views::difference::Side;
 use views::filters::Filters;
-use views::{calls, object, tree, values};
+use views::{calls, object, profile, tree, values};
 
 use super::{GdbTarget, refused};
 
@@ -25,6 +25,8 @@ const MAX_PASSAGES: usize = 100;
 const MAX_CALLBACKS: usize = 5;
 /// The largest number of variables and disk blocks that a difference lists.
 const MAX_CHANGES: usize = 40;
+/// The largest number of functions in a profile.
+const MAX_FUNCTIONS: usize = 40;
 /// The depth of a tree of calls.
 const TREE_DEPTH: usize = 8;
 /// The word before a variable whose values are listed as bytes, because gdb shows them by its own types.
@@ -68,6 +70,17 @@ impl GdbTarget<'_> {
             _ => return Err(Refusal::new("write: monitor tree [FROM] TO")),
         };
         let question = tree::Question { thread: None, depth: TREE_DEPTH, with_programs: false };
+        let found = self.ask(|timeline| question.answer(timeline, from..to, poll))?;
+        Ok(format!("{found}\n"))
+    }
+
+    pub(super) fn profile(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
+        let (from, to) = match text.split_whitespace().collect::<Vec<_>>()[..] {
+            [to] => (self.timeline.position(), self.place(to, poll)?),
+            [from, to] => (self.place(from, poll)?, self.place(to, poll)?),
+            _ => return Err(Refusal::new("write: monitor profile [FROM] TO")),
+        };
+        let question = profile::Question { order: profile::Order::Own, limit: MAX_FUNCTIONS };
         let found = self.ask(|timeline| question.answer(timeline, from..to, poll))?;
         Ok(format!("{found}\n"))
     }

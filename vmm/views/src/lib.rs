@@ -42,6 +42,7 @@ pub mod object;
 mod perfetto;
 mod place;
 pub mod processors;
+pub mod profile;
 pub mod reports;
 mod returns;
 pub mod state;

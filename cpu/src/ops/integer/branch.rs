@@ -47,7 +47,9 @@ impl Core {
 
 fn jcc<const CC: u8>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     if core.flags.condition::<CC>() {
-        core.branch_to(core.relative_target(op))?;
+        let target = core.relative_target(op);
+        core.branch_to(target)?;
+        core.observe_jump(target);
     } else {
         core.fall_through(op);
     }
@@ -56,7 +58,13 @@ fn jcc<const CC: u8>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
 }
 
 fn jmp_relative(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
-    core.branch_to(core.relative_target(op))
+    jmp(core, core.relative_target(op))
+}
+
+fn jmp(core: &mut Core, target: u64) -> Res<()> {
+    core.branch_to(target)?;
+    core.observe_jump(target);
+    Ok(())
 }
 
 fn call_relative<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
@@ -76,17 +84,18 @@ fn call<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op, target: u64) -> R
     core.store_stack(bus, sp, W::BYTES, back & W::MASK)?;
     core.branch_to(target)?;
     core.set_stack_pointer(sp);
+    core.observe_call(target, back);
     Ok(())
 }
 
 fn jmp_reg<W: Width>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
-    core.branch_to(W::get(core, op.r0))
+    jmp(core, W::get(core, op.r0))
 }
 
 fn jmp_mem<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     let address = core.linear(op, W::BYTES)?;
     let target = W::load(core, bus, address)?;
-    core.branch_to(target)
+    jmp(core, target)
 }
 
 fn call_reg<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
@@ -105,6 +114,7 @@ fn ret<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     let target = core.load_stack(bus, sp, W::BYTES)?;
     core.branch_to(target)?;
     core.set_stack_pointer(sp.wrapping_add(W::BYTES + op.imm));
+    core.observe_return(target);
     Ok(())
 }
 

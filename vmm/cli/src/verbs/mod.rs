@@ -19,6 +19,7 @@ pub mod man;
 pub mod object;
 pub mod origin;
 pub mod pack;
+pub mod profile;
 pub mod record;
 pub mod relink;
 pub mod replay;

@@ -20,7 +20,7 @@ use crate::wait::Wait;
 /// is slow. So give --to if the value stays in use for long.
 ///
 /// Examples:
-///   ttvm where-to R.ttvm rax --from last-syscall --to +1M
+///   ttvm where-to R.ttvm rax --from last-syscall --to +20k
 ///   ttvm where-to R.ttvm 0xffff888003a41000:4 --from insn:1e9 --computed
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment, after_long_help = format!("{LOCATIONS}\n\n{POSITIONS}"))]

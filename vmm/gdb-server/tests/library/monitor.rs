@@ -343,6 +343,19 @@ fn who_set_follows_a_value_and_stays() {
 }
 
 #[test]
+fn a_profile_has_the_part_s_instructions_and_stays() {
+    let mut guest = in_second_call();
+    let mut target = guest.target();
+    let told = target.ask("profile 300");
+    assert!(told.starts_with("123 instructions, "), "{told}");
+    let told = target.ask("profile 92 300");
+    assert!(told.starts_with("208 instructions, ") && told.contains("  function"), "{told}");
+    assert!(target.ask("profile 300 92").starts_with("error: the end of this part is before its start"));
+    assert_eq!(target.ask("profile"), "error: write: monitor profile [FROM] TO\n");
+    assert_eq!(target.position(), 177);
+}
+
+#[test]
 fn where_to_follows_a_value_and_stays() {
     let mut guest = in_second_call();
     let mut target = guest.target();

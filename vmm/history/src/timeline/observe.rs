@@ -19,7 +19,7 @@ const POLL_STEPS: u64 = 250_000;
 
 impl Timeline {
     /// Replays a part of the recording on one core while an observer watches. The timeline stays at the end of the
-    /// part. Returns the observer, or `None` if the poll function returned true.
+    /// part, or at an earlier place if the observer asks to stop there. Returns the observer, or `None` if the poll function returned true.
     pub fn observe<O: Observer>(
         &mut self,
         part: Interval,

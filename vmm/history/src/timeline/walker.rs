@@ -40,7 +40,7 @@ const APPROACH_FACTOR: u64 = 8;
 /// How a part of a walk ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Walked {
-    /// The walker is at its goal.
+    /// The walker is at its goal, at the end of the run, or where an observer has ended the walk.
     There,
     /// The poll function returned true.
     Interrupted,
@@ -236,7 +236,7 @@ impl Walker {
             }
             match stop {
                 RunStop::Reached => self.at_stage(spacing)?,
-                RunStop::Ended(_) => return Ok(Walked::There),
+                RunStop::Ended(_) | RunStop::Met(Met::Observer) => return Ok(Walked::There),
                 _ if self.unpolled_steps < POLL_STEPS => continue,
                 _ => {}
             }

@@ -252,6 +252,7 @@ fn a_value_is_followed_to_its_copies_and_uses() {
     use PassageKind::{Address, Compared, Computed, Copied, Sent};
     assert_eq!(kinds(&answer), [Compared, Copied, Address, Computed, Sent], "{answer}");
     assert_eq!(answer.end, OnwardEnd::Gone, "{answer}");
+    assert!(answer.end_instruction < end.number() && answer.replayed < 3 * end.number(), "{answer}");
     assert_eq!(answer.value, format!("{:#x}", STIRRED + 0x40));
     let copy = &answer.passages[1];
     let address = |at: u64| Some(format!("{at:#x}"));
