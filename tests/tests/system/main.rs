@@ -8,6 +8,7 @@ mod command_lines;
 mod debian;
 mod determinism;
 mod disk;
+mod flows;
 mod gdb_debian;
 mod gdb_interrupts;
 mod gdb_long;

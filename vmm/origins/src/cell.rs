@@ -55,9 +55,29 @@ impl Reg {
         }
     }
 
-    /// The register and its bytes (the first byte and their number) by a name such as `eax`, `ah` or `xmm3`. Of an XMM
-    /// register, the name means the lowest eight bytes.
+    /// The register and its bytes (the first byte and their number) by a name such as `eax`, `ah`, `xmm3` or `xmm3[8..16]`.
+    /// Of an XMM register, a name without a range means the lowest eight bytes.
     pub fn named(name: &str) -> Option<(Reg, u8, u8)> {
+        match name.strip_suffix(']').and_then(|name| name.split_once('[')) {
+            Some((whole, range)) => Reg::range_named(whole, range),
+            None => Reg::simply_named(name),
+        }
+    }
+
+    /// The bytes of a range, such as `8..16`, in a whole register. At most eight bytes can be followed.
+    fn range_named(whole: &str, range: &str) -> Option<(Reg, u8, u8)> {
+        let (register, _, 8) = Reg::simply_named(whole)? else { return None };
+        let (first, end) = range.split_once("..")?;
+        let (first, end) = (first.parse::<u8>().ok()?, end.parse::<u8>().ok()?);
+        let size = match register {
+            Reg::General(_) => 8,
+            Reg::Vector(_) => 16,
+        };
+        let bytes = end.checked_sub(first)?;
+        (end <= size && (1..=8).contains(&bytes)).then_some((register, first, bytes))
+    }
+
+    fn simply_named(name: &str) -> Option<(Reg, u8, u8)> {
         let at = |names: &[&str]| names.iter().position(|known| *known == name).map(|number| number as u8);
         if let Some(number) = at(&WHOLE) {
             return Some((Reg::General(number), 0, 8));
@@ -136,6 +156,22 @@ mod tests {
         }
         assert_eq!(Reg::named("xmm3"), Some((Reg::Vector(3), 0, 8)));
         assert_eq!(Reg::Vector(3).name(8, 8), "xmm3[8..16]");
+        for part in ["rax[4..8]", "r9[2..3]", "xmm3[8..16]", "xmm3[14..16]"] {
+            let (register, first, bytes) = Reg::named(part).unwrap_or_else(|| panic!("{part}"));
+            assert_eq!(register.name(first, bytes), part);
+        }
+        for wrong in [
+            "rax[4..9]",
+            "rax[4..4]",
+            "rax[5..4]",
+            "eax[0..2]",
+            "xmm3[7..16]",
+            "rax[]",
+            "rax[0..2",
+            "xmm3[+1..2]x",
+        ] {
+            assert_eq!(Reg::named(wrong), None, "{wrong}");
+        }
         for wrong in ["", "r", "r16", "xmm16", "rip", "r7d", "ymm0", "raxx", "r8x"] {
             assert_eq!(Reg::named(wrong), None, "{wrong}");
         }

@@ -11,12 +11,16 @@ use iced_x86::{
 };
 
 use crate::cell::{Reg, number_of};
+use shuffles::Byte;
 
+mod shuffles;
 #[cfg(test)]
 mod tests;
 
 /// Offset of XMM0 in the areas of FXSAVE and XSAVE (SDM vol. 1, 13.4.2).
 const XMM_OFFSET: u64 = 160;
+/// Offset of XSTATE_BV in the areas of XSAVE. Each bit says whether the area has a state (SDM vol. 1, 13.4.2).
+const XSTATE_BV_OFFSET: u64 = 512;
 /// The bit of SSE state in XCR0 and in the masks of XSAVE and XRSTOR.
 const SSE_STATE: u64 = 2;
 
@@ -346,7 +350,8 @@ impl Rules<'_> {
                 self.set_operand(0, second);
                 self.set_operand(1, first);
             }
-            M::Xadd => {
+            // If both operands are one register, the register gets the sum.
+            M::Xadd if self.is_memory(0) || self.register(0) != self.register(1) => {
                 let first = self.operand(0);
                 self.set_operand(1, first);
             }
@@ -414,23 +419,9 @@ impl Rules<'_> {
                 self.vector_part(0, self.operand(1), 8, 8);
                 self.keep_vector();
             }
-            M::Movlhps | M::Punpcklqdq | M::Unpcklpd => {
+            M::Movlhps => {
                 self.vector_part(8, self.operand(1), 0, 8);
                 self.keep_vector();
-            }
-            M::Punpckhqdq | M::Unpckhpd => {
-                self.vector_part(0, self.operand(0), 8, 8);
-                self.vector_part(8, self.operand(1), 8, 8);
-            }
-            M::Movddup => {
-                self.vector_part(0, self.operand(1), 0, 8);
-                self.vector_part(8, self.operand(1), 0, 8);
-            }
-            M::Pshufd => {
-                let order = self.executed.instruction.immediate8();
-                for part in 0..4 {
-                    self.vector_part(part * 4, self.operand(1), (order >> (part * 2) & 3) * 4, 4);
-                }
             }
             M::Pinsrb | M::Pinsrw | M::Pinsrd | M::Pinsrq => self.insert(),
             M::Pextrb | M::Pextrw | M::Pextrd | M::Pextrq => self.extract(),
@@ -463,7 +454,7 @@ impl Rules<'_> {
             M::Rdgsbase => {
                 self.set_registers(&[self.register(0)], &Source::Unfollowed("the base of gs".into()))
             }
-            _ => {}
+            _ => self.shuffle(),
         }
     }
 
@@ -513,20 +504,21 @@ impl Rules<'_> {
         }
     }
 
-    /// CBW, CWDE and CDQE: the low half of the accumulator is kept.
+    /// CBW, CWDE and CDQE extend the low half of the accumulator in place, as MOVSX does with one register.
     fn extend_accumulator(&mut self) {
         let bytes = match self.executed.instruction.mnemonic() {
             Mnemonic::Cbw => 1,
             Mnemonic::Cwde => 2,
             _ => 4,
         };
-        self.add(Place::Register(Reg::General(0), 0), bytes, Source::Kept);
-        self.add(Place::Register(Reg::General(0), bytes as u8), bytes, Source::Signs);
+        let accumulator = |byte| Place::Register(Reg::General(0), byte);
+        self.add(accumulator(0), bytes, Source::Copy(accumulator(0)));
+        self.add(accumulator(bytes as u8), bytes, Source::Signs);
         if bytes == 2 {
-            self.add(Place::Register(Reg::General(0), 4), 4, Source::Zeros);
+            self.add(accumulator(4), 4, Source::Zeros);
         }
         if bytes == 1 {
-            self.add(Place::Register(Reg::General(0), 2), 6, Source::Kept);
+            self.add(accumulator(2), 6, Source::Kept);
         }
     }
 
@@ -725,6 +717,18 @@ impl Rules<'_> {
         }
     }
 
+    fn shuffle(&mut self) {
+        let Some(sources) = shuffles::sources(self.executed.instruction) else { return };
+        let Some((reg @ Reg::Vector(_), _)) = Reg::of(self.register(0)) else { return };
+        for (to, source) in (0..).zip(sources) {
+            match source {
+                Byte::Of(0, byte) if byte == to => self.add(Place::Register(reg, to), 1, Source::Kept),
+                Byte::Of(operand, byte) => self.vector_part(to, self.operand(operand), byte, 1),
+                Byte::Zero => self.add(Place::Register(reg, to), 1, Source::Zeros),
+            }
+        }
+    }
+
     fn insert(&mut self) {
         let bytes = element_bytes(self.executed.instruction.mnemonic());
         let number = self.executed.instruction.immediate8() & (16 / bytes - 1);
@@ -773,14 +777,24 @@ impl Rules<'_> {
         }
     }
 
+    /// Whether the header of an area says that the area has SSE state. Otherwise XRSTOR sets the initial state. Without
+    /// the loads, the area may have SSE state.
+    fn has_vectors(&self, area: u64) -> bool {
+        let state = area.wrapping_add(XSTATE_BV_OFFSET);
+        let byte =
+            self.executed.loads.iter().find_map(|load| {
+                load.bytes.get(usize::try_from(state.wrapping_sub(load.linear)).ok()?).copied()
+            });
+        byte.is_none_or(|byte| u64::from(byte) & SSE_STATE != 0)
+    }
+
     fn restore_vectors(&mut self) {
         let area = self.area();
         let is_asked = !self.is_xsave() || self.gpr(Register::RAX) & SSE_STATE != 0;
+        let is_in_area = !self.is_xsave() || self.has_vectors(area);
         for number in 0..16 {
             let from = area.wrapping_add(XMM_OFFSET + 16 * u64::from(number));
-            let loads = self.executed.loads;
-            let is_loaded = loads.iter().any(|load| from.wrapping_sub(load.linear) < load.bytes.len() as u64);
-            let from = match (is_asked, is_loaded || loads.is_empty()) {
+            let from = match (is_asked, is_in_area) {
                 (false, _) => Source::Kept,
                 (true, true) => Source::Copy(Place::Memory(from)),
                 (true, false) => Source::Constant("the initial state of XRSTOR"),
@@ -792,8 +806,11 @@ impl Rules<'_> {
     /// Adds effects that mark everything else that the instruction writes as computed.
     fn the_rest(&mut self) {
         let mut factory = InstructionInfoFactory::new();
+        let first = self.executed.instruction.op0_register();
         for register in written_registers(&mut factory, self.executed.instruction) {
-            self.set_register(register, Source::Computed);
+            // iced-x86 says that a write of 32 bits writes the whole register.
+            let is_half = first.is_gpr32() && first.full_register() == register;
+            self.set_register(if is_half { first } else { register }, Source::Computed);
         }
         let stores = self.executed.stores.iter().map(computed);
         self.found.extend(stores);

@@ -106,8 +106,15 @@ fn moves_of_general_registers() {
         |a| a.movsx(eax, bl), reg(0, 4) => ZEROS;
         |a| a.movsxd(rax, dword_ptr(rbx)), reg(0, 3) => loaded(3);
         |a| a.movsxd(rax, dword_ptr(rbx)), reg(0, 4) => SIGNS;
-        |a| a.cdqe(), reg(0, 3) => KEPT;
+        |a| a.cdqe(), reg(0, 3) => copied(reg(0, 3));
+        |a| a.cwde(), reg(0, 1) => copied(reg(0, 1));
+        |a| a.cwde(), reg(0, 2) => SIGNS;
+        |a| a.cwde(), reg(0, 4) => ZEROS;
         |a| a.cdqe(), reg(0, 4) => SIGNS;
+        |a| a.add(eax, ebx), reg(0, 3) => COMPUTED;
+        |a| a.add(eax, ebx), reg(0, 4) => ZEROS;
+        |a| a.add(rax, rbx), reg(0, 4) => COMPUTED;
+        |a| a.cbw(), reg(0, 0) => copied(reg(0, 0));
         |a| a.cbw(), reg(0, 1) => SIGNS;
         |a| a.cbw(), reg(0, 2) => KEPT;
         |a| a.bswap(rax), reg(0, 0) => copied(reg(0, 7));
@@ -149,6 +156,8 @@ fn stack_and_exchange() {
         |a| a.xadd(qword_ptr(rcx), rbx), reg(3, 1) => loaded(1);
         |a| a.xadd(qword_ptr(rcx), rbx), stored(1) => COMPUTED;
         |a| a.xadd(rcx, rbx), reg(3, 1) => copied(reg(1, 1));
+        |a| a.xadd(rcx, rcx), reg(1, 1) => COMPUTED;
+        |a| a.xadd(cl, ch), reg(1, 1) => copied(reg(1, 0));
         // The accumulator is equal to the bytes that were loaded.
         |a| a.cmpxchg(qword_ptr(rcx), rbx), stored(1) => copied(reg(3, 1));
         |a| a.cmpxchg(qword_ptr(rcx), rbx), reg(0, 1) => KEPT;
@@ -263,6 +272,72 @@ fn moves_of_vectors() {
         |a| a.addps(xmm1, xmm2), xmm(1, 0) => COMPUTED;
         |a| a.fxsave(ptr(rbx)), xmm(1, 0) => None;
         |a| a.fxrstor(ptr(0x1000)), xmm(2, 5) => loaded(160 + 2 * 16 + 5);
+    }
+}
+
+/// XRSTOR reads the whole area, also if the area has no SSE state.
+#[test]
+fn xrstor_sets_the_initial_state_if_the_area_has_none() {
+    let mut before = state();
+    before.gpr[0] = SSE_STATE;
+    let mut a = CodeAssembler::new(64).unwrap();
+    a.xrstor64(ptr(LOADED)).unwrap();
+    let code = a.assemble(0x100).unwrap();
+    let instruction = Decoder::with_ip(64, &code, 0x100, DecoderOptions::NONE).decode();
+    let source = |states: u8| {
+        let mut bytes = vec![0x55; 576];
+        bytes[XSTATE_BV_OFFSET as usize] = states;
+        let loads = [Access { linear: LOADED, physical: LOADED, bytes }];
+        let executed = Executed { instruction: &instruction, before: &before, loads: &loads, stores: &[] };
+        source_of(&effects(&executed), xmm(2, 5))
+    };
+    assert_eq!(source(2), loaded(160 + 2 * 16 + 5));
+    assert_eq!(source(1), Some(Source::Constant("the initial state of XRSTOR")));
+}
+
+#[test]
+fn shuffles_of_vectors() {
+    table! { &state();
+        |a| a.palignr(xmm1, xmm2, 5), xmm(1, 0) => copied(xmm(2, 5));
+        |a| a.palignr(xmm1, xmm2, 5), xmm(1, 10) => copied(xmm(2, 15));
+        |a| a.palignr(xmm1, xmm2, 5), xmm(1, 11) => copied(xmm(1, 0));
+        |a| a.palignr(xmm1, xmmword_ptr(rbx), 5), xmm(1, 10) => loaded(15);
+        |a| a.palignr(xmm1, xmm2, 16), xmm(1, 3) => KEPT;
+        |a| a.palignr(xmm1, xmm2, 20), xmm(1, 11) => copied(xmm(1, 15));
+        |a| a.palignr(xmm1, xmm2, 20), xmm(1, 12) => ZEROS;
+        |a| a.palignr(xmm1, xmm2, 255), xmm(1, 0) => ZEROS;
+        |a| a.palignr(mm1, mm2, 3), xmm(1, 0) => None;
+        |a| a.psrldq(xmm1, 3), xmm(1, 12) => copied(xmm(1, 15));
+        |a| a.psrldq(xmm1, 3), xmm(1, 13) => ZEROS;
+        |a| a.pslldq(xmm1, 3), xmm(1, 3) => copied(xmm(1, 0));
+        |a| a.pslldq(xmm1, 3), xmm(1, 2) => ZEROS;
+        |a| a.pslldq(xmm1, 0), xmm(1, 2) => KEPT;
+        |a| a.pshufd(xmm1, xmm2, 0x1b), xmm(1, 13) => copied(xmm(2, 1));
+        |a| a.pshuflw(xmm1, xmm2, 0x1b), xmm(1, 1) => copied(xmm(2, 7));
+        |a| a.pshuflw(xmm1, xmm2, 0x1b), xmm(1, 9) => copied(xmm(2, 9));
+        |a| a.pshufhw(xmm1, xmm2, 0x1b), xmm(1, 1) => copied(xmm(2, 1));
+        |a| a.pshufhw(xmm1, xmm2, 0x1b), xmm(1, 9) => copied(xmm(2, 15));
+        |a| a.shufps(xmm1, xmm2, 0x1b), xmm(1, 0) => copied(xmm(1, 12));
+        |a| a.shufps(xmm1, xmm2, 0x1b), xmm(1, 15) => copied(xmm(2, 3));
+        |a| a.shufpd(xmm1, xmm2, 1), xmm(1, 0) => copied(xmm(1, 8));
+        |a| a.shufpd(xmm1, xmm2, 1), xmm(1, 8) => copied(xmm(2, 0));
+        |a| a.punpcklbw(xmm1, xmm2), xmm(1, 2) => copied(xmm(1, 1));
+        |a| a.punpcklbw(xmm1, xmm2), xmm(1, 3) => copied(xmm(2, 1));
+        |a| a.punpcklwd(xmm1, xmmword_ptr(rbx)), xmm(1, 3) => loaded(1);
+        |a| a.punpckhwd(xmm1, xmm2), xmm(1, 3) => copied(xmm(2, 9));
+        |a| a.punpckldq(xmm1, xmm2), xmm(1, 4) => copied(xmm(2, 0));
+        |a| a.punpckldq(xmm1, xmm2), xmm(1, 3) => KEPT;
+        |a| a.punpckhbw(xmm1, xmm2), xmm(1, 14) => copied(xmm(1, 15));
+        |a| a.unpcklps(xmm1, xmm2), xmm(1, 8) => copied(xmm(1, 4));
+        |a| a.unpckhps(xmm1, xmm2), xmm(1, 15) => copied(xmm(2, 15));
+        |a| a.unpckhpd(xmm1, xmm2), xmm(1, 15) => copied(xmm(2, 15));
+        |a| a.movsldup(xmm1, xmm2), xmm(1, 5) => copied(xmm(2, 1));
+        |a| a.movshdup(xmm1, xmm2), xmm(1, 1) => copied(xmm(2, 5));
+        |a| a.pblendw(xmm1, xmm2, 2), xmm(1, 2) => copied(xmm(2, 2));
+        |a| a.pblendw(xmm1, xmm2, 2), xmm(1, 1) => KEPT;
+        |a| a.blendps(xmm1, xmm2, 2), xmm(1, 4) => copied(xmm(2, 4));
+        |a| a.blendpd(xmm1, xmm2, 2), xmm(1, 7) => KEPT;
+        |a| a.pshufb(xmm1, xmm2), xmm(1, 0) => COMPUTED;
     }
 }
 
