@@ -55,12 +55,25 @@ pub fn record_with_checkpoints(
 /// `kernel` and `initrd` are the guest's images.
 pub fn record_script(
     directory: &Path,
-    (kernel, initrd): (&Artefact, &Artefact),
+    images: (&Artefact, &Artefact),
     script: &str,
     disk: Option<PathBuf>,
 ) -> String {
+    record_script_with(directory, images, script, disk, |_| ())
+}
+
+/// Does the same as [`record_script`], with more files in the guest. `put` writes these files to a folder, which is the
+/// guest's root.
+pub fn record_script_with(
+    directory: &Path,
+    (kernel, initrd): (&Artefact, &Artefact),
+    script: &str,
+    disk: Option<PathBuf>,
+    put: impl FnOnce(&Path),
+) -> String {
     let (root, to) = (directory.join("root"), directory.join("initrd.gz"));
     std::fs::create_dir(&root).expect("the folder is ours");
+    put(&root);
     std::fs::write(root.join("script"), script).expect("the folder is ours");
     std::fs::set_permissions(root.join("script"), Permissions::from_mode(0o755)).expect("the file is ours");
     with_files(initrd, &root, &to);

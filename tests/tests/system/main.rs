@@ -43,6 +43,7 @@ mod readme;
 mod recordings;
 mod seeks;
 mod stock;
+mod strace;
 mod symbols;
 mod symbols_add_up;
 mod travel;

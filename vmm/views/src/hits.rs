@@ -301,7 +301,8 @@ impl Asked<'_> {
             let seen = timeline.hits_seen(from, to, usize::MAX, &look, poll)?;
             if let Some(found) = seen.found.into_iter().flatten().find(|found| found.thread == thread) {
                 let seconds = found.time_ns.saturating_sub(entered_ns) as f64 / 1e9;
-                place.call = place.call.take().map(|call| call.returned(found.result, seconds));
+                let (result, arguments) = (found.result, &found.arguments);
+                place.call = place.call.take().map(|call| call.returned(result, seconds, arguments));
                 break;
             }
             if seen.interrupted_at.is_some() || to == timeline.end() {

@@ -45,6 +45,7 @@ pub mod processors;
 pub mod profile;
 pub mod reports;
 mod returns;
+mod saved_registers;
 pub mod state;
 pub mod system_calls;
 pub mod tasks;

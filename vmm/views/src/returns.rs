@@ -10,17 +10,18 @@ use machine::position::Instructions;
 
 use crate::guest_kernel::{GuestKernel, GuestKernels};
 use crate::place::Place;
-use crate::trace::{RESULT_OFFSET, stack_word};
-
-/// The offset of the system call's number in `struct pt_regs` (`orig_ax`).
-const NUMBER_OFFSET: u64 = 120;
+use crate::saved_registers::{self, SavedRegisters};
+use crate::system_calls::arguments_at_return;
+use crate::trace::stack_word;
 
 /// The return of a system call.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Return {
     /// The thread's number.
     pub thread: u32,
     pub result: u64,
+    /// The call's arguments, from [`arguments_at_return`].
+    pub arguments: Vec<String>,
     pub time_ns: u64,
 }
 
@@ -42,7 +43,7 @@ impl Return {
             stops.breakpoints.push(Breakpoint::at(at));
             let (wanted, kernels) = (wanted.clone(), kernels.clone());
             let is_wanted = move |machine: &Machine<Instructions>| {
-                let number = || stack_word(&machine.running_processor(), NUMBER_OFFSET);
+                let number = || stack_word(&machine.running_processor(), saved_registers::NUMBER);
                 kernels.at(machine).is_some_and(|kernel| kernel.call_return == Some(at))
                     && (wanted == SystemCalls::All || number().is_some_and(|number| wanted.contains(number)))
             };
@@ -57,9 +58,13 @@ impl Return {
 
     /// The return at a machine's position.
     pub fn seen(machine: &Machine<Instructions>, kernel: &GuestKernel) -> Option<Return> {
+        let processor = machine.running_processor();
+        let saved = SavedRegisters::at_return(&processor)?;
+        let number = stack_word(&processor, saved_registers::NUMBER)?;
         Some(Return {
             thread: kernel.thread(machine)?.id,
-            result: stack_word(&machine.running_processor(), RESULT_OFFSET)?,
+            result: saved.result,
+            arguments: arguments_at_return(&processor, number, &saved),
             time_ns: machine.moment().time_ns,
         })
     }
@@ -113,7 +118,9 @@ impl Joined {
             return;
         }
         if let Some(place) = self.found.get_mut(&key) {
-            place.call = place.call.take().map(|call| call.returned(returned.result, took_ns as f64 / 1e9));
+            let Return { result, arguments, .. } = returned;
+            place.call =
+                place.call.take().map(|call| call.returned(result, took_ns as f64 / 1e9, &arguments));
         }
     }
 
@@ -166,7 +173,7 @@ mod tests {
     }
 
     fn returned(thread: u32, time_ns: u64, result: u64) -> Met {
-        Met::Return(Return { thread, result, time_ns })
+        Met::Return(Return { thread, result, arguments: Vec::new(), time_ns })
     }
 
     /// The joined calls: the time of entry, the result and the duration.

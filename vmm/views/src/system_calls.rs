@@ -10,6 +10,8 @@ use serde::Serialize;
 use syscalls::Errno;
 use syscalls::x86_64::Sysno;
 
+use crate::saved_registers::SavedRegisters;
+
 /// Longer texts are cut to this length.
 const MOST_TEXT_BYTES: usize = 128;
 /// `AT_FDCWD`: the working directory in place of a file descriptor.
@@ -173,24 +175,57 @@ impl SystemCall {
         let gpr = processor.state().gpr;
         // The registers of arguments: RDI, RSI, RDX, R10, R8, R9.
         let values = [7, 6, 2, 10, 8, 9].map(|register: usize| gpr[register]);
-        let call = usize::try_from(number).ok().and_then(Sysno::new);
-        let known = CALLS.iter().find(|(known, _)| Some(*known) == call).map(|(_, kinds)| *kinds);
-        let kinds = known.unwrap_or(&[Address; 3]);
-        let read = |address: u64, to: &mut [u8]| processor.peek(address, to);
-        let in_words = |(kind, value): (&Kind, u64)| argument(*kind, value, &values, &read);
+        let call = known(number);
         SystemCall {
             name: call.map_or_else(|| number.to_string(), |call| call.name().to_string()),
-            arguments: kinds.iter().zip(values).map(in_words).collect(),
+            arguments: in_words(processor, kinds_of(call), values),
             result: None,
             seconds: None,
         }
     }
 
-    /// Adds the result and the duration.
-    pub fn returned(self, result: u64, seconds: f64) -> SystemCall {
+    /// Adds the result and the duration. `arguments` are the arguments at the return ([`arguments_at_return`]).
+    pub fn returned(mut self, result: u64, seconds: f64, arguments: &[String]) -> SystemCall {
+        for (entered, returned) in self.arguments.iter_mut().zip(arguments) {
+            if !is_text(entered) && is_text(returned) {
+                entered.clone_from(returned);
+            }
+        }
         let address = ["mmap", "brk", "mremap"].contains(&self.name.as_str());
         SystemCall { result: Some(result_in_words(result, address)), seconds: Some(seconds), ..self }
     }
+}
+
+/// The arguments of a system call that is about to return. At the call's entry, a text may not have been in memory yet: the
+/// kernel loads the page when it reads the text. Empty if the call has no texts.
+pub(crate) fn arguments_at_return(
+    processor: &Processor<'_, Instructions>,
+    number: u64,
+    saved: &SavedRegisters,
+) -> Vec<String> {
+    let kinds = kinds_of(known(number));
+    if !kinds.iter().any(|kind| matches!(kind, Text | Bytes(_))) {
+        return Vec::new();
+    }
+    in_words(processor, kinds, saved.arguments)
+}
+
+fn known(number: u64) -> Option<Sysno> {
+    usize::try_from(number).ok().and_then(Sysno::new)
+}
+
+fn kinds_of(call: Option<Sysno>) -> &'static [Kind] {
+    let known = CALLS.iter().find(|(known, _)| Some(*known) == call).map(|(_, kinds)| *kinds);
+    known.unwrap_or(&[Address; 3])
+}
+
+fn in_words(processor: &Processor<'_, Instructions>, kinds: &[Kind], values: [u64; 6]) -> Vec<String> {
+    let read = |address: u64, to: &mut [u8]| processor.peek(address, to);
+    kinds.iter().zip(values).map(|(kind, value)| argument(*kind, value, &values, &read)).collect()
+}
+
+fn is_text(argument: &str) -> bool {
+    argument.starts_with('"')
 }
 
 fn argument(kind: Kind, value: u64, all: &[u64; 6], read: &dyn Fn(u64, &mut [u8]) -> usize) -> String {
@@ -224,7 +259,9 @@ fn text(address: u64, length: Option<u64>, read: &dyn Fn(u64, &mut [u8]) -> usiz
     }
     let is_whole = end.is_some() || length == Some(count as u64);
     let rest = if is_whole { "" } else { "..." };
-    format!("\"{}\"{rest}", bytes[..end.unwrap_or(count)].escape_ascii())
+    // In double quotes, a single quote needs no escape.
+    let escaped = bytes[..end.unwrap_or(count)].escape_ascii().to_string().replace("\\'", "'");
+    format!("\"{escaped}\"{rest}")
 }
 
 /// A result as text: the name of an error, or a number.
@@ -241,9 +278,10 @@ pub(crate) fn result_in_words(result: u64, is_address: bool) -> String {
 mod tests {
     use super::*;
 
-    /// Memory with `/etc/passwd` at 16. Nothing after 64 is readable.
+    /// Memory with quotes at 5 and `/etc/passwd` at 16. Nothing after 64 is readable.
     fn read(address: u64, to: &mut [u8]) -> usize {
         let mut memory = [b'x'; 64];
+        memory[5..7].copy_from_slice(b"'\"");
         memory[16..28].copy_from_slice(b"/etc/passwd\0");
         let from = (address as usize).min(64);
         let count = to.len().min(64 - from);
@@ -266,6 +304,7 @@ mod tests {
             (Text, 40, "\"xxxxxxxxxxxxxxxxxxxxxxxx\"..."),
             (Text, 64, "0x40"),
             (Bytes(2), 26, "\"d\\x00x\""),
+            (Bytes(2), 4, "\"x'\\\"\""),
             (Bytes(3), 64, "\"\""),
         ] {
             assert_eq!(argument(kind, value, &all, &read), words, "{kind:?} {value}");
@@ -283,6 +322,21 @@ mod tests {
             assert_eq!(result_in_words(result, false), words);
         }
         assert_eq!(result_in_words(0x7fff_0000, true), "0x7fff0000");
+    }
+
+    #[test]
+    fn a_text_that_was_not_in_memory_at_the_entry_is_read_at_the_return() {
+        let entered = |arguments: &[&str]| SystemCall {
+            name: "readlink".to_string(),
+            arguments: arguments.iter().map(|text| text.to_string()).collect(),
+            result: None,
+            seconds: None,
+        };
+        let later = ["\"/proc\"".to_string(), "0x10".to_string(), "\"x\"".to_string()];
+        let call = entered(&["0x40", "0x8", "\"/\""]).returned(3, 0.5, &later);
+        assert_eq!(call.to_string(), "readlink(\"/proc\", 0x8, \"/\") = 3 in 0.500000000 s");
+        let call = entered(&["0x40"]).returned(-2_i64 as u64, 0.5, &[]);
+        assert_eq!(call.to_string(), "readlink(0x40) = -ENOENT in 0.500000000 s");
     }
 
     #[test]

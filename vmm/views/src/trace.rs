@@ -28,6 +28,7 @@ use crate::perfetto::{
     DebugAnnotation, FtraceEvent, FtraceEventBundle, Packets, ProcessDescriptor, SchedSwitch,
     ThreadDescriptor, TracePacket, TrackDescriptor, TrackEvent, kind,
 };
+use crate::saved_registers::SavedRegisters;
 use history::timeline::{Breakpoint, Cause, Hit, Poll, Stops, Timeline};
 use machine::error::Error;
 use machine::new_file::NewFile;
@@ -38,8 +39,6 @@ use machine::{Machine, Processor};
 const SWITCH: &str = "__switch_to";
 /// The instruction that returns from interrupts and exceptions.
 const RETURN: &str = "native_irq_return_iret";
-/// The offset of a system call's result in `struct pt_regs` (`ax`).
-pub(crate) const RESULT_OFFSET: u64 = 80;
 /// The largest size of a console line in bytes. Longer lines are cut.
 const MAX_LINE_BYTES: usize = 4096;
 
@@ -223,7 +222,7 @@ impl Note {
                 What::Console(text[text.len().saturating_sub(bytes)..].to_vec())
             }
             Cause::Breakpoint(at) if Some(at) == places.call_return => {
-                let result = stack_word(processor, RESULT_OFFSET).map(|word| word as i64);
+                let result = SavedRegisters::at_return(processor).map(|saved| saved.result as i64);
                 What::SystemCallReturns(result)
             }
             Cause::Breakpoint(at) if Some(at) == places.interrupt_return => {
