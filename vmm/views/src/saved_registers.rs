@@ -1,13 +1,14 @@
 //! The registers of a program that Linux has saved while it executes a system call for the program.
 //!
-//! At the end of a system call, Linux may deliver a signal. Then the saved registers are already those of the signal's
-//! handler, and the registers of the program are in the signal's frame on the program's stack.
+//! At the end of a system call, Linux may deliver a signal. Then the saved registers already belong to the signal's handler.
+//! The registers of the program are in the signal's frame on the program's stack.
 
 use machine::Processor;
 use machine::position::Instructions;
 
-/// Offsets in `struct pt_regs`, which is at the kernel's stack pointer when a system call returns: the arguments (`di`,
-/// `si`, `dx`, `r10`, `r8`, `r9`), the result (`ax`), the call's number (`orig_ax`) and the stack pointer (`sp`).
+/// Offsets in `struct pt_regs`, which is at the kernel's stack pointer when a system call returns. The first line has the
+/// arguments (`di`, `si`, `dx`, `r10`, `r8`, `r9`). After this come the result (`ax`), the call's number (`orig_ax`) and the
+/// stack pointer (`sp`).
 const ARGUMENTS: [u64; 6] = [112, 104, 96, 56, 72, 64];
 const RESULT: u64 = 80;
 pub(crate) const NUMBER: u64 = 120;
@@ -48,8 +49,8 @@ impl SavedRegisters {
             result: word(RESULT)?,
             stack_pointer: word(STACK_POINTER)?,
         };
-        // A handler begins with a result of zero. Its arguments are the signal's number, the information about the
-        // signal, and the context.
+        // A handler begins with a result of zero. The handler's arguments are the signal's number, the information about
+        // the signal, and the context.
         for _ in 0..MOST_SIGNALS {
             let [_, info, context, ..] = saved.arguments;
             let frame = saved.stack_pointer;
