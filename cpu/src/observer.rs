@@ -6,8 +6,8 @@
 //! of the CPU. The happenings of one step are reported in this order:
 //!
 //! 1. the fetch, while the CPU still has the state before the step;
-//! 2. all other happenings, once the step is complete: loads and stores in the CPU's order, then at most one of delivery,
-//!    system call, call, return and jump, and at last the branch.
+//! 2. all other happenings, once the step is complete: first loads and stores in the CPU's order, then all others. The
+//!    branch comes last.
 //!
 //! The rules for reports are:
 //!
