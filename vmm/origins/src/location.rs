@@ -167,9 +167,7 @@ impl Location {
         let physical = |at| processor.peek_address(address.wrapping_add(at));
         let cells: Option<Vec<Cell>> = (0..length).map(|at| physical(at).map(Cell::Memory)).collect();
         let none = || {
-            format!(
-                "{address:#x} is not mapped at this position; choose another position with --at, or phys:ADDRESS"
-            )
+            format!("{address:#x} is not mapped at this position; choose another position, or phys:ADDRESS")
         };
         self.must_be_ram(processor, Found { cells: cells.ok_or_else(none)?, linear: Some(address) })
     }

@@ -365,6 +365,7 @@ fn where_to_follows_a_value_and_stays() {
     assert_eq!(target.position(), 177);
     let told = target.ask("where-to calls 180");
     assert!(told.contains("\nat insn:180 the value is in:\n    physical "), "{told}");
+    assert!(target.ask("where-to calls 92").starts_with("error: the end of this part is before its start"));
     assert!(target.ask("where-to nonsense:x").starts_with("error: 'nonsense:x' is no location"));
 }
 

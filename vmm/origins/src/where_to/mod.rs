@@ -50,6 +50,10 @@ pub struct WhereTo<'a> {
 impl WhereTo<'_> {
     /// Finds the copies and the uses. Changes the timeline's position.
     pub fn run(&self, timeline: &mut Timeline, poll: &mut Poll<'_>) -> Result<Onward, Error> {
+        if self.until < self.at {
+            let why = "the end of this part is before its start: swap the two positions";
+            return Err(Error::Position(why.to_string()));
+        }
         let replayed = timeline.replayed_steps();
         timeline.seek(self.at, poll)?.unless_interrupted()?;
         let kernels = GuestKernels::of(timeline, self.at, poll)?;
