@@ -61,7 +61,8 @@ impl WhereTo<'_> {
         let (with_registers, through_computations) = (self.with_registers, self.through_computations);
         let choices = Choices { through_computations, with_registers, limit: self.limit };
         let trace = Trace::of(timeline.machine(), &wanted, choices);
-        let (trace, end) = Search { timeline, until: self.until }.run(trace, poll)?;
+        let until = self.until.min(timeline.end());
+        let (trace, end) = Search { timeline, until }.run(trace, poll)?;
         let end_instruction = timeline.position().number();
         let (left, has_more_left) = left(timeline, &trace);
         let mut passages = Vec::new();

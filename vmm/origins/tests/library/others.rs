@@ -268,6 +268,9 @@ fn a_value_is_followed_to_its_copies_and_uses() {
     assert_eq!(answer.end, OnwardEnd::Searched, "{answer}");
     assert!(answer.left.iter().any(|span| span.physical == address(STIRRED + 16)), "{answer}");
 
+    let beyond = WhereTo { until: end + 1_000, ..through }.run(&mut timeline, &mut || false).unwrap();
+    assert_eq!((beyond.end, beyond.end_instruction), (OnwardEnd::Searched, end.number()), "{beyond}");
+
     let limited = WhereTo { limit: 2, ..question }.run(&mut timeline, &mut || false).unwrap();
     assert_eq!((kinds(&limited), limited.end), (vec![Compared, Copied], OnwardEnd::Limit), "{limited}");
 }
