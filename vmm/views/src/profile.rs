@@ -7,7 +7,7 @@ use std::fmt::{Display, Formatter, Result as Written};
 use std::ops::Range;
 
 use guest_symbols::{Symbol, Symbols};
-use history::timeline::{Interval, Poll, Timeline};
+use history::timeline::{Poll, Timeline};
 use machine::error::Error;
 use machine::position::{Count, Instructions};
 use serde::Serialize;
@@ -81,13 +81,9 @@ impl Question {
         part: Range<Instructions>,
         poll: &mut Poll<'_>,
     ) -> Result<Profile, Error> {
-        if part.end < part.start {
-            let why = "the end of this part is before its start: swap the two positions";
-            return Err(Error::Position(why.to_string()));
-        }
+        let part = timeline.part(part)?;
         timeline.seek(part.start, poll)?.unless_interrupted()?;
         let kernels = GuestKernels::of(timeline, part.end, poll)?;
-        let part = Interval { start: part.start, end: part.end.min(timeline.end()) };
         let functions = kernels.all().iter().flat_map(|kernel| kernel.symbols.all());
         let is_function = |symbol: &&Symbol| symbol.is_code() && symbol.name != RETURN_THUNK;
         let functions = functions.filter(is_function).map(|symbol| symbol.address).collect();

@@ -17,7 +17,7 @@ use cpu::{At, Core, Happening, Observer, Vectors, Wants};
 use guest_symbols::tasks::{Tasks, Thread};
 use guest_symbols::typed::{Describe, TypeBytes};
 use guest_symbols::{GuestView, Symbol, Symbols};
-use history::timeline::{Interval, Poll, Timeline};
+use history::timeline::{Poll, Timeline};
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction};
 use machine::error::Error;
 use machine::position::Instructions;
@@ -335,10 +335,7 @@ impl Question {
         part: Range<Instructions>,
         poll: &mut Poll<'_>,
     ) -> Result<Tree, Error> {
-        if part.end < part.start {
-            let why = "the end of this part is before its start: swap the two positions";
-            return Err(Error::Position(why.to_string()));
-        }
+        let part = timeline.part(part)?;
         timeline.seek(part.start, poll)?.unless_interrupted()?;
         let kernels = GuestKernels::of(timeline, part.end, poll)?;
         let machine = timeline.machine();
@@ -357,7 +354,6 @@ impl Question {
             is_full: false,
         };
         let before = timeline.replayed_steps();
-        let part = Interval { start: part.start, end: part.end.min(timeline.end()) };
         let watcher = timeline.observe(part, watcher, poll)?.ok_or(Error::Interrupted)?;
         let types = bytes.as_ref().and_then(|bytes| bytes.kernel().ok());
         let mut all = Vec::new();

@@ -1,6 +1,7 @@
 //! Lets an observer watch a part of the recorded run.
 
 use std::any::Any;
+use std::ops::Range;
 
 use cpu::{Observer, Places};
 use machine::error::Error;
@@ -18,6 +19,15 @@ use crate::workers::Poll;
 const POLL_STEPS: u64 = 250_000;
 
 impl Timeline {
+    /// The part of the recording between two positions, at most to the recording's end.
+    pub fn part(&self, part: Range<Instructions>) -> Result<Interval, Error> {
+        if part.end < part.start {
+            let why = "the end of this part is before its start: swap the two positions";
+            return Err(Error::Position(why.to_string()));
+        }
+        Ok(Interval { start: part.start, end: part.end.min(self.end()) })
+    }
+
     /// Replays a part of the recording on one core while an observer watches. The timeline stays at the end of the
     /// part, or at an earlier place if the observer asks to stop there. Returns the observer, or `None` if the poll function returned true.
     pub fn observe<O: Observer>(

@@ -617,13 +617,8 @@ impl Timeline {
         poll: &mut Poll<'_>,
     ) -> Result<Option<Instructions>, Error> {
         self.must_be_history()?;
-        if part.end < part.start {
-            return Err(Error::Position(
-                "the end of this part is before its start: swap the two positions".to_string(),
-            ));
-        }
+        let Interval { end: to, .. } = self.part(part.clone())?;
         let begun = self.snapshot()?;
-        let to = part.end.min(self.shared.end);
         self.shared.begin(to.saturating_since(part.start));
         let intervals = self.intervals(part.start, to);
         let stops = self.stops.clone();

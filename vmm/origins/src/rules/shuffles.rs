@@ -1,4 +1,5 @@
-//! Instructions that only rearrange the bytes of XMM registers (SDM vol. 2). The C library's `memcpy` uses some of them.
+//! Instructions that only rearrange the bytes of XMM registers (SDM vol. 2). The C library's `memcpy` uses
+//! such instructions.
 
 use std::array::from_fn;
 

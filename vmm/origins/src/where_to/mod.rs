@@ -50,10 +50,7 @@ pub struct WhereTo<'a> {
 impl WhereTo<'_> {
     /// Finds the copies and the uses. Changes the timeline's position.
     pub fn run(&self, timeline: &mut Timeline, poll: &mut Poll<'_>) -> Result<Onward, Error> {
-        if self.until < self.at {
-            let why = "the end of this part is before its start: swap the two positions";
-            return Err(Error::Position(why.to_string()));
-        }
+        let until = timeline.part(self.at..self.until)?.end;
         let replayed = timeline.replayed_steps();
         timeline.seek(self.at, poll)?.unless_interrupted()?;
         let kernels = GuestKernels::of(timeline, self.at, poll)?;
@@ -61,7 +58,6 @@ impl WhereTo<'_> {
         let (with_registers, through_computations) = (self.with_registers, self.through_computations);
         let choices = Choices { through_computations, with_registers, limit: self.limit };
         let trace = Trace::of(timeline.machine(), &wanted, choices);
-        let until = self.until.min(timeline.end());
         let (trace, end) = Search { timeline, until }.run(trace, poll)?;
         let end_instruction = timeline.position().number();
         let (left, has_more_left) = left(timeline, &trace);
