@@ -77,7 +77,7 @@ fn a_sector_and_a_key_are_found_through_pipes_and_processes() {
     let shown = |answers: &[Answer]| answers.iter().map(|answer| format!("{answer}\n\n")).collect::<String>();
     assert!(answers.iter().any(|answer| is_from_disk(&answer)), "{}", shown(&answers));
 
-    // At the end, the answer must have all places in RAM with these bytes. It must also have the write to the disk.
+    // The answer must have all places in RAM with these bytes at the end, and the write to the disk.
     let onward = where_to(&mut timeline, answers.iter().find(is_from_disk).expect("one is from the disk"));
     let is_left = |address: &u64| {
         onward

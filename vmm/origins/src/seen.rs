@@ -178,6 +178,17 @@ fn linear_in(accesses: &[Access], physical: u64) -> Option<u64> {
     })
 }
 
+/// The happenings that a [`Step`] consists of.
+pub fn whole_steps() -> Wants {
+    Wants {
+        fetches: Places::All,
+        loads: Places::All,
+        stores: Places::All,
+        deliveries: Vectors::All,
+        ..Wants::default()
+    }
+}
+
 /// An observer that records a step.
 #[derive(Default)]
 struct Recorder {
@@ -186,13 +197,7 @@ struct Recorder {
 
 impl Observer for Recorder {
     fn wants(&self) -> Wants {
-        Wants {
-            fetches: Places::All,
-            loads: Places::All,
-            stores: Places::All,
-            deliveries: Vectors::All,
-            ..Wants::default()
-        }
+        whole_steps()
     }
 
     fn happened(&mut self, at: At, happening: &Happening, core: &Core) -> ControlFlow<()> {

@@ -7,14 +7,14 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cpu::{At, Core, CpuState, Happening, Observer, Places, Vectors, Wants};
+use cpu::{At, Core, CpuState, Happening, Observer, Places, Wants};
 use iced_x86::{Instruction, InstructionInfoFactory};
 use rustc_hash::FxHashMap;
 
 use super::followed::{Registers, register_bit, touched_registers};
 use super::trace::{STACK_POINTER, Trace};
 use crate::rules::Access;
-use crate::seen::{Delivery, MOST_INSTRUCTION_BYTES, Step, decode, linear_rip};
+use crate::seen::{Delivery, MOST_INSTRUCTION_BYTES, Step, decode, linear_rip, whole_steps};
 
 /// The number of steps without a use of the value after which the search waits for the next access again. A change of
 /// the observer costs as much as some thousand steps.
@@ -167,13 +167,7 @@ impl Closely {
 
 impl Observer for Closely {
     fn wants(&self) -> Wants {
-        Wants {
-            fetches: Places::All,
-            loads: Places::All,
-            stores: Places::All,
-            deliveries: Vectors::All,
-            ..Wants::default()
-        }
+        whole_steps()
     }
 
     fn happened(&mut self, at: At, happening: &Happening, core: &Core) -> ControlFlow<()> {
