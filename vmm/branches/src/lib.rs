@@ -16,7 +16,9 @@
 //!
 //! The template must have one thread: a branch has only the thread that forked, and a lock of another thread would stay
 //! locked for ever. While branches live, the template must not use files or devices that the branches use. [`run_all`]
-//! runs a number of branches, and limits how many run at once.
+//! runs a number of branches, and limits how many run at once. It begins a branch when the branch before *stands*, which
+//! means that its preparations are done ([`Start::stands`]). So the preparations of many branches do not compete for the
+//! host's cores.
 //!
 //! This crate does not depend on guests or machines. No other code of ttvm calls fork.
 
@@ -27,7 +29,7 @@ mod one_thread;
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub use all::{Plan, run_all};
 pub use error::Error;
@@ -45,10 +47,34 @@ const PANICKED: i32 = 101;
 /// The exit code of a branch whose report is too long or cannot be sent, or whose template has ended.
 const FAILED: i32 = 1;
 
+/// The byte that a branch sends before its report, once the branch stands.
+const STANDS: u8 = b's';
+
 /// A running branch. If the template ends first, the kernel ends the branch.
 pub struct Branch {
     process: Pid,
-    report: PipeReader,
+    /// The template's end of the pipe that takes [`STANDS`] and then the report.
+    from_branch: PipeReader,
+    /// Whether the template has read [`STANDS`].
+    stands: bool,
+}
+
+/// The start of a branch, as the branch itself sees it.
+pub struct Start {
+    forked: Instant,
+    to_template: PipeWriter,
+    stands: bool,
+}
+
+impl Start {
+    /// Tells the template that the branch stands: its preparations are done. Returns the time since the fork.
+    pub fn stands(&mut self) -> Duration {
+        if !std::mem::replace(&mut self.stands, true) {
+            // If the template has ended, nobody needs the byte.
+            let _ = self.to_template.write_all(&[STANDS]);
+        }
+        self.forked.elapsed()
+    }
 }
 
 /// How a branch ended.
@@ -65,23 +91,24 @@ pub enum Ending {
 }
 
 impl Branch {
-    /// Begins a branch that runs `body`. The argument of `body` is the time of the fork. The branch ends when
-    /// `body` returns its report, which has at most [`MAX_REPORT_BYTES`]. A branch has copies of all open
-    /// descriptors. All branches share the file offset of each file that was open before.
-    pub fn begin(one_thread: &OneThread, body: impl FnOnce(Instant) -> Vec<u8>) -> Result<Branch, Error> {
+    /// Begins a branch that runs `body`. The branch ends when `body` returns its report, which has at most
+    /// [`MAX_REPORT_BYTES`]. A branch has copies of all open descriptors. All branches share the file offset of each
+    /// file that was open before.
+    pub fn begin(one_thread: &OneThread, body: impl FnOnce(&mut Start) -> Vec<u8>) -> Result<Branch, Error> {
         one_thread.wait()?;
-        let (report, to_template) = std::io::pipe().map_err(Error::Pipe)?;
+        let (from_branch, to_template) = std::io::pipe().map_err(Error::Pipe)?;
         // Without this flush, the branch might print buffered text of this process a second time.
         let _ = std::io::stdout().flush();
-        let (template, forked) = (nix::unistd::getpid(), Instant::now());
+        let (template, start) =
+            (nix::unistd::getpid(), Start { forked: Instant::now(), to_template, stands: false });
         // SAFETY: this process has only one thread, as was just checked. So no other thread holds a lock that stays
         // locked in the branch, and the branch may run any code. The branch ends inside `live`, which never
         // returns.
         match unsafe { fork() }.map_err(Error::Fork)? {
-            ForkResult::Parent { child } => Ok(Branch { process: child, report }),
+            ForkResult::Parent { child } => Ok(Branch { process: child, from_branch, stands: false }),
             ForkResult::Child => {
-                drop(report);
-                live(template, to_template, || body(forked))
+                drop(from_branch);
+                live(template, start, body)
             }
         }
     }
@@ -95,10 +122,13 @@ impl Branch {
 
     /// Waits until the branch has ended.
     pub fn wait(mut self) -> Ending {
+        if !self.stands {
+            self.read_that_it_stands();
+        }
         let mut report = Vec::new();
         let limit = MAX_REPORT_BYTES as u64 + 1;
         // If the report cannot be read, nothing is lost: the branch's exit code then says how it ended.
-        let _ = self.report.by_ref().take(limit).read_to_end(&mut report);
+        let _ = self.from_branch.by_ref().take(limit).read_to_end(&mut report);
         loop {
             return match waitpid(self.process, None) {
                 Err(nix::Error::EINTR) => continue,
@@ -114,23 +144,32 @@ impl Branch {
         }
     }
 
-    /// A descriptor that becomes readable when the branch ends or reports.
+    /// A descriptor that becomes readable when the branch stands, and again when it ends or reports.
     fn wakes(&self) -> BorrowedFd<'_> {
-        self.report.as_fd()
+        self.from_branch.as_fd()
+    }
+
+    /// Waits until the branch stands or ends. Returns whether it stands.
+    fn read_that_it_stands(&mut self) -> bool {
+        self.stands = self.from_branch.read_exact(&mut [0]).is_ok();
+        self.stands
     }
 }
 
 /// Runs `body` in the branch, sends its report, and ends the process. The branch does not drop or flush values that it
 /// copied from the template.
-fn live(template: Pid, mut to_template: PipeWriter, body: impl FnOnce() -> Vec<u8>) -> ! {
+fn live(template: Pid, mut start: Start, body: impl FnOnce(&mut Start) -> Vec<u8>) -> ! {
     // If this call fails, a branch continues to run after its template has ended.
     let _ = set_pdeathsig(Signal::SIGKILL);
     let has_template = getppid() == template;
-    let code = match has_template.then(|| catch_unwind(AssertUnwindSafe(body))) {
+    let code = match has_template.then(|| catch_unwind(AssertUnwindSafe(|| body(&mut start)))) {
         None => FAILED,
         Some(Err(_)) => PANICKED,
         Some(Ok(report)) if report.len() > MAX_REPORT_BYTES => FAILED,
-        Some(Ok(report)) => to_template.write_all(&report).map_or(FAILED, |()| 0),
+        Some(Ok(report)) => {
+            start.stands();
+            start.to_template.write_all(&report).map_or(FAILED, |()| 0)
+        }
     };
     // SAFETY: `_exit` ends the process, and runs no other code of this program.
     unsafe { libc::_exit(code) }

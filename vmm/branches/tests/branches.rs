@@ -2,10 +2,11 @@
 //! because the harness starts threads.
 
 use std::cell::Cell;
+use std::io::{Read, Seek, Write};
 use std::num::NonZeroU32;
-use std::time::Instant;
+use std::time::Duration;
 
-use branches::{Branch, Ending, Error, MAX_REPORT_BYTES, OneThread, Plan, run_all};
+use branches::{Branch, Ending, Error, MAX_REPORT_BYTES, OneThread, Plan, Start, run_all};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -28,11 +29,12 @@ fn main() {
     endings(&one_thread);
     memory_is_copied_when_it_is_written(&one_thread);
     every_branch_has_its_number(&one_thread);
+    branches_prepare_one_after_the_other(&one_thread);
     all_end_when_they_are_asked_to(&one_thread);
     other_threads_are_refused(&one_thread);
 }
 
-fn ending(one_thread: &OneThread, body: impl FnOnce(Instant) -> Vec<u8>) -> Ending {
+fn ending(one_thread: &OneThread, body: impl FnOnce(&mut Start) -> Vec<u8>) -> Ending {
     Branch::begin(one_thread, body).unwrap().wait()
 }
 
@@ -64,15 +66,41 @@ fn every_branch_has_its_number(one_thread: &OneThread) {
     assert_eq!(endings, expected);
 }
 
+/// The bodies share the file `standing` and its offset. Each appends a line when it begins to prepare, and when it stands.
+fn branches_prepare_one_after_the_other(one_thread: &OneThread) {
+    const COUNT: u32 = 12;
+    let file = tempfile::tempfile().unwrap();
+    let mut body = |number: u32, start: &mut Start| {
+        // The last branch never says that it stands.
+        writeln!(&file, "{number} begins").unwrap();
+        std::thread::sleep(Duration::from_millis(3));
+        writeln!(&file, "{number} stands").unwrap();
+        if number < COUNT {
+            assert!(start.stands() >= Duration::from_millis(3));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+        Vec::new()
+    };
+    let plan = Plan { count: COUNT, at_once: NonZeroU32::new(COUNT).unwrap(), is_over: &|| false };
+    let mut ended = |_, ending| assert_eq!(ending, Ending::Reported(Vec::new()));
+    run_all(one_thread, &plan, &mut body, &mut ended).unwrap();
+    let expected: String = (1..=COUNT).map(|number| format!("{number} begins\n{number} stands\n")).collect();
+    let mut written = String::new();
+    (&file).rewind().unwrap();
+    (&file).read_to_string(&mut written).unwrap();
+    assert_eq!(written, expected);
+}
+
 fn all_end_when_they_are_asked_to(one_thread: &OneThread) {
     let looks = Cell::new(0);
     let is_over = || {
         looks.set(looks.get() + 1);
-        looks.get() > 6
+        looks.get() > 12
     };
     let plan = Plan { count: 100, at_once: NonZeroU32::new(4).unwrap(), is_over: &is_over };
     let mut endings = Vec::new();
-    let mut body = |_, _| loop {
+    let mut body = |_, start: &mut Start| loop {
+        start.stands();
         std::thread::park();
     };
     let begun = run_all(one_thread, &plan, &mut body, &mut |_, ending| endings.push(ending));

@@ -17,9 +17,8 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
-use branches::{Ending, OneThread, Plan, run_all};
+use branches::{Ending, OneThread, Plan, Start, run_all};
 use clap::ValueEnum;
 use cpu::TurnPolicy;
 use host::{LiveConsole, LiveInputs};
@@ -187,7 +186,7 @@ pub fn run(
         }
         rows.push(row);
     };
-    let begun = run_all(&one_thread, &plan, &mut |number, forked| template.live(number, forked), &mut ended);
+    let begun = run_all(&one_thread, &plan, &mut |number, start| template.live(number, start), &mut ended);
     rows.sort_by_key(|row| row.branch);
     if args.json {
         print(&serde_json::to_string_pretty(&rows).expect("plain data always serializes"))?;
@@ -220,12 +219,12 @@ fn signals() -> Result<Arc<AtomicBool>, Error> {
 
 impl Template<'_> {
     /// Runs a branch in its own process, from the fork to the branch's end. Returns the branch's report as JSON.
-    fn live(&mut self, number: u32, forked: Instant) -> Vec<u8> {
-        let report = self.run(number, forked).map_err(|error| error.to_string());
+    fn live(&mut self, number: u32, start: &mut Start) -> Vec<u8> {
+        let report = self.run(number, start).map_err(|error| error.to_string());
         serde_json::to_vec(&report).expect("plain data always serializes")
     }
 
-    fn run(&mut self, number: u32, forked: Instant) -> Result<Report, Error> {
+    fn run(&mut self, number: u32, start: &mut Start) -> Result<Report, Error> {
         let path = self.folder.join(file_name(number));
         let file = File::create_new(&path).map_err(Error::file("create", &path))?;
         // The guest runs next. From here on the branch opens no files and starts no processes.
@@ -235,7 +234,7 @@ impl Template<'_> {
         let console = LiveConsole::unattended(options, (path, file), self.terminated.clone());
         let panics = PanicWatch::default();
         let mut inputs = WithListener { inner: LiveInputs::new(console), listener: panics.clone() };
-        let stood_ms = forked.elapsed().as_secs_f64() * 1e3;
+        let stood_ms = start.stands().as_secs_f64() * 1e3;
         let mut memory = Vec::new();
         for &at in &self.args.measure_at {
             if self.machine.run(Instructions(at), &mut inputs)? == RunStop::Reached {
