@@ -16,7 +16,7 @@
 //!
 //! The template must have one thread: a branch has only the thread that forked, and a lock of another thread would stay
 //! locked for ever. While branches live, the template must not use files or devices that the branches use. [`run_all`]
-//! runs a number of branches, and limits how many run at once. It begins a branch when the branch before *stands*, which
+//! runs a number of branches, and limits how many run at once. A branch begins when the branch before it *stands*, which
 //! means that its preparations are done ([`Start::stands`]). So the preparations of many branches do not compete for the
 //! host's cores.
 //!
