@@ -11,6 +11,7 @@
 //! and increments a counter. In each system call the kernel executes PAUSE, which lets processor 1 run. The other
 //! processors never start.
 
+pub mod callbacks;
 pub mod programs;
 
 use std::collections::BTreeMap;
@@ -86,6 +87,17 @@ pub fn task(id: u64) -> u64 {
     base + TASKS + id * 0x1000
 }
 
+/// A row of the unwind tables (`vmm/guest-symbols/src/orc.rs`).
+type Row = [u16; 3];
+/// Rows for code with the registers of an entry at the stack pointer, and for code at which a walk ends.
+const REGISTERS: Row = [0, 0, 5 | 3 << 8];
+const NOTHING: Row = [0, 0, 1 << 8];
+
+/// The row for code with this number of bytes between the stack pointer and the end of the return address.
+fn call(bytes: u16) -> Row {
+    [bytes, 0, 5 | 2 << 8]
+}
+
 /// The kernel's memory from [`LOAD`] on, and its symbols.
 pub struct Kernel {
     bytes: Vec<u8>,
@@ -99,13 +111,14 @@ impl Kernel {
         let mut kernel = Kernel::of(
             code(calls, several).expect("the program is a constant that can be assembled"),
             several,
+            &[],
         );
         kernel.write_symbols();
         kernel
     }
 
-    /// A kernel with this code, without its list of symbols.
-    fn of((code, labels): (Vec<u8>, Vec<Label>), several: bool) -> Kernel {
+    /// A kernel with this code, without its list of symbols. The unwind tables also have the given rows.
+    fn of((code, labels): (Vec<u8>, Vec<Label>), several: bool, rows: &[(&'static str, Row)]) -> Kernel {
         let bytes = vec![0; (END - u64::from(LOAD)) as usize];
         let mut kernel = Kernel { bytes, symbols: BTreeMap::new() };
         kernel.write_tables();
@@ -113,7 +126,7 @@ impl Kernel {
         kernel.write_types();
         kernel.write_tasks();
         kernel.write_variables();
-        kernel.write_unwind_tables();
+        kernel.write_unwind_tables(rows);
         kernel
     }
 
@@ -225,6 +238,7 @@ impl Kernel {
         let fields: Vec<_> = (0..).step_by(8).zip(registers).map(|(at, name)| (name, 1, at)).collect();
         types.structure("inactive_task_frame", 56, &fields);
         types.structure("orc_entry", 6, &[("sp_offset", 1, 0), ("bp_offset", 1, 2), ("signal", 1, 4)]);
+        callbacks::write_types(&mut types);
         let bytes = types.bytes();
         self.put(TYPES, &bytes);
         self.symbol("__start_BTF", 'R', IMAGE + TYPES);
@@ -294,24 +308,22 @@ impl Kernel {
 
     /// Writes unwind tables with a row for each function. The row has the number of bytes between the stack pointer
     /// and the return address.
-    fn write_unwind_tables(&mut self) {
-        let call = |bytes: u16| [bytes, 0, 5 | 2 << 8];
-        let (registers, nothing) = ([0, 0, 5 | 3 << 8], [0, 0, 1 << 8]);
-        let mut rows: Vec<(u64, [u16; 3])> = [
-            ("startup_64", nothing),
-            ("entry_SYSCALL_64", nothing),
-            ("entry_SYSCALL_64_before_call", registers),
+    fn write_unwind_tables(&mut self, more: &[(&'static str, Row)]) {
+        let own = [
+            ("startup_64", NOTHING),
+            ("entry_SYSCALL_64", NOTHING),
+            ("entry_SYSCALL_64_before_call", REGISTERS),
             ("do_syscall_64", call(8)),
             ("do_syscall_64_body", call(16)),
             ("__switch_to", call(8)),
-            ("asm_exc_int3", nothing),
-            ("start_secondary", nothing),
+            ("asm_exc_int3", NOTHING),
+            ("start_secondary", NOTHING),
             ("schedule", call(8)),
             ("__sched_text_end", call(8)),
-            ("_etext", nothing),
-        ]
-        .map(|(name, row)| (self.address_of(name), row))
-        .into();
+            ("_etext", NOTHING),
+        ];
+        let all = own.iter().chain(more);
+        let mut rows: Vec<(u64, Row)> = all.map(|(name, row)| (self.address_of(name), *row)).collect();
         rows.sort();
         for (number, (address, row)) in (0..).zip(&rows) {
             let place = UNWIND_ADDRESSES + 4 * number;
@@ -326,8 +338,9 @@ impl Kernel {
     /// Writes the tables of symbols, in the form of Linux 6.15.
     fn write_symbols(&mut self) {
         // Leave out labels that only the tables in this file need.
-        self.symbols
-            .retain(|name, _| !name.starts_with("entry_SYSCALL_64_before_call") && !name.ends_with("_body"));
+        self.symbols.retain(|name, _| {
+            !name.ends_with("_before_call") && !name.ends_with("_body") && !name.contains('.')
+        });
         let mut symbols: Vec<(u64, &String, char)> =
             self.symbols.iter().map(|(name, &(address, class))| (address, name, class)).collect();
         symbols.sort();
@@ -469,6 +482,72 @@ fn trampoline(others: u64) -> Result<Vec<u8>, IcedError> {
 
 /// A name, and its address.
 type Label = (String, u64);
+
+/// The addresses of instructions, by name.
+pub type Places = BTreeMap<String, u64>;
+
+/// Instructions with names.
+struct Code {
+    a: CodeAssembler,
+    labels: BTreeMap<String, CodeLabel>,
+}
+
+type Assembled = Result<(Vec<u8>, Vec<Label>), IcedError>;
+type Done = Result<(), IcedError>;
+
+impl Code {
+    fn new() -> Result<Code, IcedError> {
+        Ok(Code { a: CodeAssembler::new(64)?, labels: BTreeMap::new() })
+    }
+
+    /// The label with a name, which may be set later.
+    fn to(&mut self, name: &str) -> CodeLabel {
+        let Code { a, labels } = self;
+        *labels.entry(name.to_string()).or_insert_with(|| a.create_label())
+    }
+
+    /// Names the next instruction.
+    fn at(&mut self, name: &str) -> Result<&mut CodeAssembler, IcedError> {
+        let mut label = self.to(name);
+        self.a.set_label(&mut label)?;
+        self.labels.insert(name.to_string(), label);
+        Ok(&mut self.a)
+    }
+
+    fn call(&mut self, name: &str) -> Done {
+        let label = self.to(name);
+        self.a.call(label)
+    }
+
+    /// A program's system call, whose instruction gets a name.
+    fn system_call(&mut self, name: &str, number: u32) -> Done {
+        self.a.mov(eax, number)?;
+        self.at(name)?.syscall()
+    }
+
+    fn assemble(mut self, address: u64) -> Assembled {
+        let assembled =
+            self.a.assemble_options(address, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
+        let labels = self.labels.into_iter().map(|(name, label)| Ok((name, assembled.label_ip(&label)?)));
+        let labels = labels.collect::<Result<Vec<_>, IcedError>>()?;
+        Ok((assembled.inner.code_buffer.clone(), labels))
+    }
+}
+
+/// The registers below the place of a system call's number, in the order of Linux.
+fn push_registers(a: &mut CodeAssembler) -> Done {
+    for register in [rdi, rsi, rdx, rcx, rax, r8, r9, r10, r11, rbx, rbp, r12, r13, r14, r15] {
+        a.push(register)?;
+    }
+    Ok(())
+}
+
+fn pop_registers(a: &mut CodeAssembler) -> Done {
+    for register in [r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi] {
+        a.pop(register)?;
+    }
+    Ok(())
+}
 
 fn code(calls: u32, several: bool) -> Result<(Vec<u8>, Vec<Label>), IcedError> {
     let mut a = CodeAssembler::new(64)?;

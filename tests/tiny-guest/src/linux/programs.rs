@@ -75,57 +75,6 @@ const RSP: i32 = 152;
 const CONTEXT: [(i32, i32); 5] =
     [(RDI, 8 + 104), (RDX, 8 + 136), (RAX, 8 + 144), (RSP, 8 + 160), (RIP, 8 + 168)];
 
-/// The addresses of the program's instructions, by name.
-pub type Places = BTreeMap<String, u64>;
-
-/// Instructions with names.
-struct Code {
-    a: CodeAssembler,
-    labels: BTreeMap<String, CodeLabel>,
-}
-
-type Assembled = Result<(Vec<u8>, Vec<Label>), IcedError>;
-type Done = Result<(), IcedError>;
-
-impl Code {
-    fn new() -> Result<Code, IcedError> {
-        Ok(Code { a: CodeAssembler::new(64)?, labels: BTreeMap::new() })
-    }
-
-    /// The label with a name, which may be set later.
-    fn to(&mut self, name: &str) -> CodeLabel {
-        let Code { a, labels } = self;
-        *labels.entry(name.to_string()).or_insert_with(|| a.create_label())
-    }
-
-    /// Names the next instruction.
-    fn at(&mut self, name: &str) -> Result<&mut CodeAssembler, IcedError> {
-        let mut label = self.to(name);
-        self.a.set_label(&mut label)?;
-        self.labels.insert(name.to_string(), label);
-        Ok(&mut self.a)
-    }
-
-    fn call(&mut self, name: &str) -> Done {
-        let label = self.to(name);
-        self.a.call(label)
-    }
-
-    /// A program's system call, whose instruction gets a name.
-    fn system_call(&mut self, name: &str, number: u32) -> Done {
-        self.a.mov(eax, number)?;
-        self.at(name)?.syscall()
-    }
-
-    fn assemble(mut self, address: u64) -> Assembled {
-        let assembled =
-            self.a.assemble_options(address, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
-        let labels = self.labels.into_iter().map(|(name, label)| Ok((name, assembled.label_ip(&label)?)));
-        let labels = labels.collect::<Result<Vec<_>, IcedError>>()?;
-        Ok((assembled.inner.code_buffer.clone(), labels))
-    }
-}
-
 /// Records the guest. Returns the recording, the kernel and the addresses in the program. If the kernel is not known, it
 /// has no list of symbols.
 pub fn record(directory: &Path, name: &str, is_known: bool) -> (Recording<Instructions>, Kernel, Places) {
@@ -138,7 +87,7 @@ pub fn record(directory: &Path, name: &str, is_known: bool) -> (Recording<Instru
 fn kernel(is_known: bool) -> Result<(Kernel, Places), IcedError> {
     let (program, labels) = program()?;
     let places: Places = labels.into_iter().collect();
-    let mut kernel = Kernel::of(kernel_code(&places)?, false);
+    let mut kernel = Kernel::of(kernel_code(&places)?, false, &[]);
     kernel.put(PROGRAM, &program);
     kernel.write_vector(0x20, "asm_sysvec_timer");
     kernel.write_vector(0x80, "asm_int80_emulation");
@@ -286,21 +235,6 @@ fn entry(code: &mut Code) -> Done {
     a.iretq()?;
     let back = code.to("return_to_program");
     code.at("ret_from_fork_asm")?.jmp(back)
-}
-
-/// The registers below the place of a system call's number, in the order of Linux.
-fn push_registers(a: &mut CodeAssembler) -> Done {
-    for register in [rdi, rsi, rdx, rcx, rax, r8, r9, r10, r11, rbx, rbp, r12, r13, r14, r15] {
-        a.push(register)?;
-    }
-    Ok(())
-}
-
-fn pop_registers(a: &mut CodeAssembler) -> Done {
-    for register in [r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi] {
-        a.pop(register)?;
-    }
-    Ok(())
 }
 
 fn system_calls(code: &mut Code, program: &Places) -> Done {

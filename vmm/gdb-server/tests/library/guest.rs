@@ -7,8 +7,8 @@ use history::timeline::{Timeline, TravelStop};
 use machine::position::Instructions;
 use recording::Recording;
 use tempfile::TempDir;
-use tiny_guest::linux::programs::{self, Places};
 use tiny_guest::linux::{self, Kernel};
+use tiny_guest::linux::{Places, programs};
 use tiny_guest::{DENSE, Script};
 
 /// The system calls of the guest that looks like Linux.
