@@ -118,7 +118,7 @@ const STAGES: [(&str, &[&str]); 13] = [
     ("notifiers", &["register_listener", "notifier_call_chain"]),
     ("calls", &["makes_call", "run_call_timer"]),
     ("interrupted", &["busy", "run_interrupt_timer"]),
-    ("busy_timers", &["boot_busy_timer", "run_busy_timer"]),
+    ("busy_timers", &["boot_busy_timer", "run_busy_timer", "run_interrupt_timer"]),
     ("faulty_timers", &["boot_faulty_timer", "run_faulty_timer"]),
     ("unarmed_timers", &["run_unarmed_timer"]),
 ];

@@ -207,12 +207,12 @@ fn a_chain_ends_at_a_program_or_an_interrupt() {
     let mut guest = Guest::new();
     let [call, interrupt, busy, faulty, unarmed] = TIMERS;
     let timer = |timer| (Kind::Timer, timer, "call_timer_fn");
-    let arms = |guest: &mut Guest, function: &str| {
-        let begin = guest.all(function)[0];
+    let arms = |guest: &mut Guest, function: &str, call: usize| {
+        let begin = guest.all(function)[call];
         let all = guest.all("mod_timer.arms");
         all.iter().position(|step| *step > begin).unwrap()
     };
-    let armed = ("mod_timer.arms", arms(&mut guest, "__x64_sys_ping"));
+    let armed = ("mod_timer.arms", arms(&mut guest, "__x64_sys_ping", 0));
     let answer = guest.check(("call_ticks", 0), timer(call), armed, "__x64_sys_ping");
     let program = (End::Program, "the program 5 (alpha), in the system call ping");
     assert_eq!((answer.end.kind, &*answer.end.text), program);
@@ -223,7 +223,7 @@ fn a_chain_ends_at_a_program_or_an_interrupt() {
     let begin = "the program 5 (alpha), which entered the kernel by entry_SYSCALL_64_after_hwframe+";
     assert!(answer.end.kind == End::Program && answer.end.text.starts_with(begin), "{answer}");
 
-    let armed = ("mod_timer.arms", arms(&mut guest, "sysvec_test"));
+    let armed = ("mod_timer.arms", arms(&mut guest, "sysvec_test", 0));
     let answer = guest.check(("interrupt_ticks", 0), timer(interrupt), armed, "sysvec_test");
     let interrupted = |answer: &Arming, function: &str| {
         let (handler, behind) = answer.end.text.split_once(", which interrupted ").unwrap();
@@ -235,6 +235,9 @@ fn a_chain_ends_at_a_program_or_an_interrupt() {
     // An interrupt comes during a timer's function. The interrupt does not come from the timer.
     let answer = guest.answer("sysvec_test", 1);
     assert!(answer.links.is_empty(), "{answer}");
+    interrupted(&answer, "busy_ticks");
+    let armed = ("mod_timer.arms", arms(&mut guest, "sysvec_test", 1));
+    let answer = guest.check(("interrupt_ticks", 1), timer(interrupt), armed, "sysvec_test");
     interrupted(&answer, "busy_ticks");
     // The interrupted timer can be named.
     let named = WhoArmed { function: Some("busy_ticks"), ..ANY };
