@@ -127,6 +127,7 @@ fn moves_of_general_registers() {
         |a| a.lea(eax, ptr(rbx)), reg(0, 2) => copied(reg(3, 2));
         |a| a.lea(rax, ptr(rbx + 1)), reg(0, 2) => COMPUTED;
         |a| a.lea(rax, ptr(rbx + rcx)), reg(0, 2) => COMPUTED;
+        |a| a.lea(rax, ptr(rcx * 2 + 0x1000)), reg(0, 2) => COMPUTED;
         |a| a.lea(rax, ptr(0x1000)), reg(0, 2) => Some(Source::Constant("an address in the instruction"));
     }
 }
@@ -174,6 +175,21 @@ fn stack_and_exchange() {
         |a| a.cmpxchg16b(xmmword_ptr(rcx)), stored(1) => copied(reg(3, 1));
         |a| a.cmpxchg16b(xmmword_ptr(rcx)), stored(9) => copied(reg(1, 1));
         |a| a.cmpxchg16b(xmmword_ptr(rcx)), reg(0, 1) => KEPT;
+        |a| a.cmpxchg16b(xmmword_ptr(rcx)), reg(2, 1) => KEPT;
+    }
+    let mut equal_halves = state();
+    equal_halves.gpr[0] = RAX & 0xffff_ffff;
+    equal_halves.gpr[2] = RAX >> 32;
+    table! { &equal_halves;
+        |a| a.cmpxchg8b(qword_ptr(rcx)), stored(3) => copied(reg(3, 3));
+        |a| a.cmpxchg8b(qword_ptr(rcx)), stored(4) => copied(reg(1, 0));
+        |a| a.cmpxchg8b(qword_ptr(rcx)), stored(8) => None;
+    }
+    table! { &state();
+        |a| a.cmpxchg8b(qword_ptr(rcx)), reg(0, 3) => loaded(3);
+        |a| a.cmpxchg8b(qword_ptr(rcx)), reg(0, 4) => ZEROS;
+        |a| a.cmpxchg8b(qword_ptr(rcx)), reg(2, 3) => loaded(7);
+        |a| a.cmpxchg8b(qword_ptr(rcx)), stored(7) => KEPT;
     }
 }
 
@@ -211,6 +227,13 @@ fn conditions_strings_and_constants() {
         |a| a.and(rax, 0), reg(0, 0) => IDIOM;
         |a| a.and(rax, 1), reg(0, 0) => COMPUTED;
         |a| a.or(dword_ptr(rbx), -1), stored(0) => IDIOM;
+        |a| a.or(dword_ptr(rbx), 0x7fff_ffff), stored(0) => COMPUTED;
+        |a| a.or(al, 0xff_u32), reg(0, 0) => IDIOM;
+        |a| a.or(ax, 0xff_u32), reg(0, 0) => COMPUTED;
+        |a| a.or(rax, -1), reg(0, 7) => IDIOM;
+        |a| a.or(rax, rbx), reg(0, 7) => COMPUTED;
+        |a| a.and(rax, rbx), reg(0, 0) => COMPUTED;
+        |a| a.xor(rax, qword_ptr(rbx)), reg(0, 0) => COMPUTED;
         |a| a.pxor(xmm1, xmm1), xmm(1, 9) => IDIOM;
         |a| a.pxor(xmm1, xmm2), xmm(1, 9) => COMPUTED;
         |a| a.add(rax, rbx), reg(0, 0) => COMPUTED;
@@ -224,6 +247,80 @@ fn conditions_strings_and_constants() {
         |a| a.rep().movsq(), stored(7) => None;
         |a| a.rep().movsq(), reg(6, 0) => None;
         |a| a.rep().stosq(), stored(7) => None;
+    }
+}
+
+/// The size of the address decides how many bits of RCX count.
+#[test]
+fn repetitions_count_in_the_part_of_rcx_that_the_address_size_names() {
+    let narrow = |opcode: &[u8], bits, count| {
+        let mut before = state();
+        before.gpr[1] = count;
+        let instruction = Decoder::with_ip(bits, opcode, 0x100, DecoderOptions::NONE).decode();
+        let access = |linear| [Access { linear, physical: linear, bytes: vec![0; 4] }];
+        let (loads, stores) = (access(LOADED), access(STORED));
+        let executed =
+            Executed { instruction: &instruction, before: &before, loads: &loads, stores: &stores };
+        source_of(&effects(&executed), stored(0))
+    };
+    // REP MOVSD and REP STOSD, in 64-bit code with addresses of 64 and 32 bits, and in 16-bit code.
+    const MOVES_64: &[u8] = &[0xf3, 0xa5];
+    const MOVES_32: &[u8] = &[0x67, 0xf3, 0xa5];
+    const MOVES_16: &[u8] = &[0xf3, 0x66, 0xa5];
+    const FILLS_32: &[u8] = &[0x67, 0xf3, 0xab];
+    const FILLS_16: &[u8] = &[0xf3, 0x66, 0xab];
+    for (opcode, bits, count, is_empty) in [
+        (MOVES_64, 64, 1 << 32, false),
+        (MOVES_32, 64, 1 << 32, true),
+        (MOVES_32, 64, 1 << 31, false),
+        (MOVES_16, 16, 1 << 16, true),
+        (MOVES_16, 16, 1 << 15, false),
+        (FILLS_32, 64, 1 << 32, true),
+        (FILLS_32, 64, 1 << 31, false),
+        (FILLS_16, 16, 1 << 16, true),
+        (FILLS_16, 16, 1 << 15, false),
+    ] {
+        assert_eq!(narrow(opcode, bits, count).is_none(), is_empty, "{opcode:x?} with {count:#x}");
+    }
+}
+
+/// Each condition moves for some flags and keeps for others.
+#[test]
+fn conditional_moves_follow_the_flags() {
+    let taken = |condition: u8, rflags: u64| {
+        let mut before = state();
+        before.rflags = 2 | rflags;
+        // CMOVcc RAX, RBX.
+        let code = [0x48, 0x0f, 0x40 + condition, 0xc3];
+        let instruction = Decoder::with_ip(64, &code, 0x100, DecoderOptions::NONE).decode();
+        let executed = Executed { instruction: &instruction, before: &before, loads: &[], stores: &[] };
+        match source_of(&effects(&executed), reg(0, 0)) {
+            source if source == copied(reg(3, 0)) => true,
+            source => {
+                assert_eq!(source, KEPT);
+                false
+            }
+        }
+    };
+    // The combinations of flags for which the even conditions hold. The odd conditions are their opposites.
+    const BOTH: u64 = SIGN | OVERFLOW;
+    let rows: [(u8, &[u64], &[u64]); 8] = [
+        (0x0, &[OVERFLOW, BOTH], &[0, SIGN]),
+        (0x2, &[CARRY, CARRY | ZERO], &[0, ZERO]),
+        (0x4, &[ZERO, ZERO | CARRY], &[0, CARRY]),
+        (0x6, &[CARRY, ZERO, CARRY | ZERO], &[0, SIGN, OVERFLOW]),
+        (0x8, &[SIGN, BOTH], &[0, OVERFLOW]),
+        (0xa, &[PARITY], &[0, ZERO]),
+        (0xc, &[SIGN, OVERFLOW, SIGN | ZERO], &[0, BOTH, ZERO]),
+        (0xe, &[SIGN, OVERFLOW, ZERO, ZERO | BOTH], &[0, BOTH]),
+    ];
+    for (condition, holds, fails) in rows {
+        for &flags in holds {
+            assert!(taken(condition, flags) && !taken(condition + 1, flags), "{condition:x} {flags:x}");
+        }
+        for &flags in fails {
+            assert!(!taken(condition, flags) && taken(condition + 1, flags), "{condition:x} {flags:x}");
+        }
     }
 }
 
@@ -267,10 +364,22 @@ fn moves_of_vectors() {
         |a| a.pinsrq(xmm1, rax, 1), xmm(1, 8) => copied(reg(0, 0));
         |a| a.pinsrq(xmm1, rax, 1), xmm(1, 7) => KEPT;
         |a| a.pextrq(rax, xmm1, 1), reg(0, 0) => copied(xmm(1, 8));
+        |a| a.pinsrb(xmm1, eax, 19), xmm(1, 3) => copied(reg(0, 0));
+        |a| a.pinsrb(xmm1, eax, 19), xmm(1, 4) => KEPT;
+        |a| a.pinsrw(xmm1, eax, 7), xmm(1, 15) => copied(reg(0, 1));
+        |a| a.pinsrd(xmm1, dword_ptr(rbx), 2), xmm(1, 9) => loaded(1);
+        |a| a.pextrw(eax, xmm1, 7), reg(0, 1) => copied(xmm(1, 15));
+        |a| a.pextrw(eax, xmm1, 7), reg(0, 2) => ZEROS;
+        |a| a.pextrd(eax, xmm1, 6), reg(0, 3) => copied(xmm(1, 11));
+        |a| a.pextrd(dword_ptr(rbx), xmm1, 3), stored(3) => copied(xmm(1, 15));
+        |a| a.pextrb(byte_ptr(rbx), xmm1, 15), stored(0) => copied(xmm(1, 15));
         |a| a.pextrb(eax, xmm1, 3), reg(0, 0) => copied(xmm(1, 3));
         |a| a.pextrb(eax, xmm1, 3), reg(0, 1) => ZEROS;
         |a| a.addps(xmm1, xmm2), xmm(1, 0) => COMPUTED;
         |a| a.fxsave(ptr(rbx)), xmm(1, 0) => None;
+        |a| a.fxsave(ptr(0x1000)), Place::Memory(0x1000 + 160) => copied(xmm(0, 0));
+        |a| a.fxsave(ptr(0x1000)), Place::Memory(0x1000 + 160 + 15 * 16 + 15) => copied(xmm(15, 15));
+        |a| a.fxsave(ptr(rbx + 8)), Place::Memory(RAX + 3 + 8 + 160 + 16 + 2) => copied(xmm(1, 2));
         |a| a.fxrstor(ptr(0x1000)), xmm(2, 5) => loaded(160 + 2 * 16 + 5);
     }
 }
@@ -278,21 +387,26 @@ fn moves_of_vectors() {
 /// XRSTOR reads the whole area, also if the area has no SSE state.
 #[test]
 fn xrstor_sets_the_initial_state_if_the_area_has_none() {
+    assert_eq!(xrstor(SSE_STATE, 2), loaded(160 + 2 * 16 + 5));
+    assert_eq!(xrstor(SSE_STATE, 1), Some(Source::Constant("the initial state of XRSTOR")));
+    // RAX says which states XRSTOR is to restore.
+    assert_eq!(xrstor(1, 2), KEPT);
+    assert_eq!(xrstor(SSE_STATE | 1, 3), loaded(160 + 2 * 16 + 5));
+}
+
+/// The source of a byte of XMM2 after XRSTOR. RAX asks for these states, and the area's header names the states in it.
+fn xrstor(asked: u64, states: u8) -> Option<Source> {
     let mut before = state();
-    before.gpr[0] = SSE_STATE;
+    before.gpr[0] = asked;
     let mut a = CodeAssembler::new(64).unwrap();
     a.xrstor64(ptr(LOADED)).unwrap();
     let code = a.assemble(0x100).unwrap();
     let instruction = Decoder::with_ip(64, &code, 0x100, DecoderOptions::NONE).decode();
-    let source = |states: u8| {
-        let mut bytes = vec![0x55; 576];
-        bytes[XSTATE_BV_OFFSET as usize] = states;
-        let loads = [Access { linear: LOADED, physical: LOADED, bytes }];
-        let executed = Executed { instruction: &instruction, before: &before, loads: &loads, stores: &[] };
-        source_of(&effects(&executed), xmm(2, 5))
-    };
-    assert_eq!(source(2), loaded(160 + 2 * 16 + 5));
-    assert_eq!(source(1), Some(Source::Constant("the initial state of XRSTOR")));
+    let mut bytes = vec![0x55; 576];
+    bytes[XSTATE_BV_OFFSET as usize] = states;
+    let loads = [Access { linear: LOADED, physical: LOADED, bytes }];
+    let executed = Executed { instruction: &instruction, before: &before, loads: &loads, stores: &[] };
+    source_of(&effects(&executed), xmm(2, 5))
 }
 
 #[test]
