@@ -176,6 +176,63 @@ fn change(image: &Path, requests: &[String]) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Files with holes. A file of each kind needs maps of several levels: trees of extents, and indirect blocks of three levels.
+#[test]
+fn files_with_many_holes_are_read() {
+    const BLOCK: u64 = 1024;
+    const PARTS: u64 = 1200;
+    /// With blocks of this size, the last part lies behind all blocks that two levels of indirect blocks reach.
+    const LAST_PART: u64 = 70 << 20;
+    use std::os::unix::fs::FileExt;
+    let part = |number: u64| [number.to_le_bytes(), (!number).to_le_bytes()].concat();
+    let offset = |number: u64| if number == PARTS { LAST_PART } else { number * 2 * BLOCK };
+    for options in [["-t", "ext4", "-b", "1024"], ["-t", "ext2", "-b", "1024"]] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("holes");
+        let file = std::fs::File::create(&path).unwrap();
+        (0..=PARTS).for_each(|number| file.write_all_at(&part(number), offset(number)).unwrap());
+        let image_file = folder.path().join("image");
+        std::fs::write(&image_file, image_or_skip!(&options)).unwrap();
+        change(&image_file, &[format!("write {} holes", path.display())]);
+        let mut files = Files::open(std::fs::read(&image_file).unwrap()).unwrap();
+        let read = whole(files.read(b"/holes").unwrap()).unwrap();
+        assert_eq!(read.len() as u64, LAST_PART + 16, "{options:?}");
+        let expected = std::fs::read(&path).unwrap();
+        let first = read.iter().zip(&expected).position(|(ours, theirs)| ours != theirs);
+        assert_eq!(first, None, "{options:?}: the first byte that differs");
+    }
+}
+
+#[test]
+fn device_files_owners_and_times_are_listed() {
+    for options in KINDS {
+        let folder = tempfile::tempdir().unwrap();
+        let image_file = folder.path().join("image");
+        std::fs::write(&image_file, image_or_skip!(options)).unwrap();
+        let requests = [
+            "mknod terminal c 4 64",
+            "mknod disk b 259 300",
+            "mknod pipe p",
+            "set_inode_field small uid 70001",
+            "set_inode_field small gid 131074",
+            "set_inode_field small mode 0104751",
+            "set_inode_field small mtime @1600000000",
+        ];
+        change(&image_file, &requests.map(str::to_string));
+        let mut files = Files::open(std::fs::read(&image_file).unwrap()).unwrap();
+        let entries = files.list(b"/", 100).unwrap().entries;
+        let entry = |name: &str| entries.iter().find(|entry| entry.name == name).unwrap();
+        let device = |name| (entry(name).kind, entry(name).device);
+        assert_eq!(device("terminal"), (Kind::CharacterDevice, Some((4, 64))));
+        assert_eq!(device("disk"), (Kind::BlockDevice, Some((259, 300))));
+        assert_eq!(device("pipe"), (Kind::Pipe, None));
+        assert_eq!(device("small"), (Kind::Regular, None));
+        let small = entry("small");
+        let all = (small.uid, small.gid, small.mode, small.modified_seconds, small.size_bytes);
+        assert_eq!(all, (70001, 131_074, 0o4751, 1_600_000_000, 20), "{options:?}");
+    }
+}
+
 /// debugfs writes transactions into the journal. The files must then be as after debugfs' own recovery.
 #[test]
 fn changes_in_the_journal_are_read_until_they_are_revoked() {
