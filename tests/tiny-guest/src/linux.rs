@@ -534,6 +534,26 @@ impl Code {
     }
 }
 
+/// Ends the run through the debug-exit port.
+fn end(a: &mut CodeAssembler) -> Done {
+    a.mov(edx, 0x501)?;
+    a.xor(eax, eax)?;
+    a.out(dx, eax)?;
+    let mut stop = a.create_label();
+    a.set_label(&mut stop)?;
+    a.jmp(stop)
+}
+
+/// The start of Linux' frame at a system call: stack segment and pointer, flags, code segment, and the next instruction.
+fn push_frame(a: &mut CodeAssembler) -> Done {
+    a.mov(r10, rsp)?;
+    a.push(0x2b)?;
+    a.push(r10)?;
+    a.push(r11)?;
+    a.push(0x33)?;
+    a.push(rcx)
+}
+
 /// The registers below the place of a system call's number, in the order of Linux.
 fn push_registers(a: &mut CodeAssembler) -> Done {
     for register in [rdi, rsi, rdx, rcx, rax, r8, r9, r10, r11, rbx, rbp, r12, r13, r14, r15] {
@@ -600,20 +620,10 @@ fn code(calls: u32, several: bool) -> Result<(Vec<u8>, Vec<Label>), IcedError> {
     a.syscall()?;
     a.dec(ebp)?;
     a.jne(top)?;
-    a.mov(edx, 0x501)?;
-    a.xor(eax, eax)?;
-    a.out(dx, eax)?;
-    let mut stop = a.create_label();
-    a.set_label(&mut stop)?;
-    a.jmp(stop)?;
+    end(&mut a)?;
 
     a.set_label(entry)?;
-    a.mov(r10, rsp)?;
-    a.push(0x2b)?;
-    a.push(r10)?;
-    a.push(r11)?;
-    a.push(0x33)?;
-    a.push(rcx)?;
+    push_frame(&mut a)?;
     a.set_label(hwframe)?;
     for register in [rax, rdi, rsi, rdx, rcx, rax, r8, r9, r10, r11, rbx, rbp, r12, r13, r14, r15] {
         a.push(register)?;

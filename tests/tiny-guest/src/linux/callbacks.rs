@@ -236,23 +236,13 @@ fn start(code: &mut Code) -> Done {
         a.mov(dword_ptr(rcx + TASKLET_DATA), data as i32)?;
     }
     a.call(kernel)?;
-    a.mov(edx, 0x501)?;
-    a.xor(eax, eax)?;
-    a.out(dx, eax)?;
-    let mut stop = a.create_label();
-    a.set_label(&mut stop)?;
-    a.jmp(stop)
+    end(a)
 }
 
 /// The entries of system calls, of an interrupt and of an exception.
 fn entries(code: &mut Code) -> Done {
     let a = code.at("entry_SYSCALL_64")?;
-    a.mov(r10, rsp)?;
-    a.push(0x2b)?;
-    a.push(r10)?;
-    a.push(r11)?;
-    a.push(0x33)?;
-    a.push(rcx)?;
+    push_frame(a)?;
     code.at("entry_SYSCALL_64_after_hwframe")?.push(rax)?;
     push_registers(&mut code.a)?;
     code.at("entry_SYSCALL_64_before_call")?.mov(rdi, rsp)?;
