@@ -29,6 +29,7 @@ use machine::{Machine, RunStop};
 use recording::create_folder;
 use sandbox::Needs;
 use serde::{Deserialize, Serialize};
+use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 use crate::companion::{Companion, Leftovers};
@@ -42,9 +43,6 @@ use memory::Memory;
 
 /// The largest number of branches in one run. The limit exists because each branch has a file.
 const MOST_BRANCHES: i64 = 100_000;
-
-/// The exit code of a process that gets SIGINT twice.
-const AT_SECOND_SIGNAL: i32 = 130;
 
 /// How many branches there are, and what they report.
 #[derive(clap::Args)]
@@ -137,6 +135,8 @@ struct Template<'a> {
     folder: &'a Path,
     /// Whether a signal came in that ends all branches.
     terminated: Arc<AtomicBool>,
+    /// The handler that ends this process at a second ^C.
+    at_second: SigId,
 }
 
 impl BranchArgs {
@@ -172,8 +172,9 @@ pub fn run(
     sandbox.lock_in(&needs)?;
     let mut machine = source.go_live_unrecorded()?;
     machine_args.prepare(&mut machine);
-    let terminated = signals()?;
-    let mut template = Template { args, machine_args, machine, folder, terminated: terminated.clone() };
+    let (terminated, at_second) = signals()?;
+    let mut template =
+        Template { args, machine_args, machine, folder, terminated: terminated.clone(), at_second };
     let cores = u32::try_from(history::timeline::cores()).ok().and_then(NonZeroU32::new);
     let at_once = args.jobs.or(cores).unwrap_or(NonZeroU32::MIN);
     let plan = Plan { count, at_once, is_over: &|| terminated.load(Ordering::Relaxed) };
@@ -203,18 +204,24 @@ fn failed(error: branches::Error) -> Error {
     Error::Host { what: "cannot begin a branch".to_string(), source: std::io::Error::other(error) }
 }
 
-/// Returns a flag that is set when a signal that ends the run comes in. A second ^C ends the process at once.
-fn signals() -> Result<Arc<AtomicBool>, Error> {
+/// Returns a flag that is set when a signal that ends the run comes in. A second ^C ends the process at once: the
+/// second value is the handler that does this.
+fn signals() -> Result<(Arc<AtomicBool>, SigId), Error> {
     let terminated = Arc::new(AtomicBool::new(false));
     let watch = || {
-        signal_hook::flag::register_conditional_shutdown(SIGINT, AT_SECOND_SIGNAL, terminated.clone())?;
+        let at_second = signal_hook::flag::register_conditional_shutdown(
+            SIGINT,
+            exit_code::INTERRUPTED,
+            terminated.clone(),
+        )?;
         for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
             signal_hook::flag::register(signal, terminated.clone())?;
         }
-        Ok(())
+        Ok(at_second)
     };
-    watch().map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })?;
-    Ok(terminated)
+    let at_second =
+        watch().map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })?;
+    Ok((terminated, at_second))
 }
 
 impl Template<'_> {
@@ -225,6 +232,8 @@ impl Template<'_> {
     }
 
     fn run(&mut self, number: u32, start: &mut Start) -> Result<Report, Error> {
+        // At ^C, a branch gets the terminal's SIGINT and the template's SIGTERM. The two are one wish to end.
+        signal_hook::low_level::unregister(self.at_second);
         let path = self.folder.join(file_name(number));
         let file = File::create_new(&path).map_err(Error::file("create", &path))?;
         // The guest runs next. From here on the branch opens no files and starts no processes.
@@ -279,9 +288,6 @@ impl Row {
                 Ok(Err(why)) => (None, Some(why)),
                 Err(_) => (None, Some("its report cannot be read".to_string())),
             },
-            Ending::Exited(AT_SECOND_SIGNAL) => {
-                (None, Some("a second signal ended its process at once".to_string()))
-            }
             Ending::Exited(code) => (None, Some(format!("its process ended with exit code {code}"))),
             Ending::Killed(signal) => (None, Some(format!("{signal} ended its process"))),
             Ending::Lost => (None, Some("the host does not say how its process ended".to_string())),

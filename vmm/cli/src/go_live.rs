@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use cpu::TurnPolicy;
+use history::timeline::Timeline;
 use machine::config::Processors;
 use machine::engine::EngineKind;
 use machine::error::Error;
@@ -18,7 +19,7 @@ use sandbox::Needs;
 use crate::engine_arg::EngineArgs;
 use crate::network_arg::NetworkArg;
 use crate::sandbox_arg;
-use crate::travel::{in_instructions, open_at};
+use crate::travel::{in_instructions, open_and_wait};
 
 /// The recording, and the position in the recording from which the live machine starts.
 #[derive(clap::Args)]
@@ -115,8 +116,7 @@ impl Source {
     /// So the live machine keeps its translated code, and it cannot be recorded.
     pub fn go_live_unrecorded(self) -> Result<Machine<Instructions>, Error> {
         let recording = in_instructions(self.opened, false)?;
-        let mut timeline = open_at(&recording, self.at, EngineKind::SOFT)?;
-        timeline.idle_at(self.at)?;
+        let timeline = open_for_a_guest(&recording, self.at)?;
         let at = timeline.machine().moment();
         let mut machine = timeline.go_live()?;
         if let Some(turns) = self.turns {
@@ -139,6 +139,14 @@ impl Source {
     }
 }
 
+/// Replays to a place on the software CPU. Afterwards a live guest may use ^C and other signals in its own way.
+fn open_for_a_guest(recording: &Recording<Instructions>, at: PositionSpec) -> Result<Timeline, Error> {
+    let (mut timeline, wait) = open_and_wait(recording, at, EngineKind::SOFT)?;
+    timeline.idle_at(at)?;
+    wait.over().release();
+    Ok(timeline)
+}
+
 fn say_where(at: Moment<Instructions>, path: &Path) {
     crate::output::say(&format!("ttvm: going on from {at} of {}", path.display()));
 }
@@ -149,8 +157,7 @@ fn start_at(
     recording: &Recording<Instructions>,
     at: PositionSpec,
 ) -> Result<(StartingState, Moment<Instructions>), Error> {
-    let mut timeline = open_at(recording, at, EngineKind::SOFT)?;
-    timeline.idle_at(at)?;
+    let mut timeline = open_for_a_guest(recording, at)?;
     let start = StartingState::of(timeline.machine_mut())?;
     Ok((start, timeline.machine().moment()))
 }

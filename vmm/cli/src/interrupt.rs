@@ -4,27 +4,45 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use machine::error::Error;
+use machine::error::{Error, exit_code};
+use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// Whether ^C was pressed.
 #[derive(Clone)]
-pub struct Interrupt(Arc<AtomicBool>);
+pub struct Interrupt {
+    pressed: Arc<AtomicBool>,
+    handlers: Vec<SigId>,
+}
 
 impl Interrupt {
     /// Catches ^C, SIGTERM and SIGHUP: from now on, they only set a flag. A second signal ends the process.
     pub fn catch() -> Result<Interrupt, Error> {
         let pressed = Arc::new(AtomicBool::new(false));
+        let mut handlers = Vec::new();
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register_conditional_shutdown(signal, 130, pressed.clone())
-                .and_then(|_| signal_hook::flag::register(signal, pressed.clone()))
-                .map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })?;
+            let caught = signal_hook::flag::register_conditional_shutdown(
+                signal,
+                exit_code::INTERRUPTED,
+                pressed.clone(),
+            )
+            .and_then(|ends| Ok([ends, signal_hook::flag::register(signal, pressed.clone())?]));
+            handlers.extend(
+                caught
+                    .map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })?,
+            );
         }
-        Ok(Interrupt(pressed))
+        Ok(Interrupt { pressed, handlers })
     }
 
     /// Whether the operation must stop.
     pub fn poll(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.pressed.load(Ordering::Relaxed)
+    }
+
+    /// Catches no signals any more. A running guest calls this function, because it has its own use for the signals. Until
+    /// the guest catches them, they have no effect.
+    pub fn release(self) {
+        self.handlers.into_iter().for_each(|handler| _ = signal_hook::low_level::unregister(handler));
     }
 }

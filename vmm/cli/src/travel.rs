@@ -150,11 +150,20 @@ pub fn open_at(
     position: PositionSpec,
     engine: EngineKind,
 ) -> Result<Timeline, Error> {
+    Ok(open_and_wait(recording, position, engine)?.0)
+}
+
+/// Does the same as [`open_at`]. Also returns the wait, which still catches ^C.
+pub fn open_and_wait(
+    recording: &Recording<Instructions>,
+    position: PositionSpec,
+    engine: EngineKind,
+) -> Result<(Timeline, Wait), Error> {
     let mut timeline = Timeline::open(recording)?;
     timeline.use_engine(engine)?;
     let mut wait = Wait::on(&timeline)?;
     timeline.go_to(position, &mut || wait.poll())?.unless_interrupted()?;
-    Ok(timeline)
+    Ok((timeline, wait))
 }
 
 /// The beginning and the end of a part of a recording. If `to` is a distance, it counts from the beginning of the part.

@@ -1,5 +1,6 @@
 //! Tests `ttvm run --snapshot-from --branches`: many live machines that start from one place.
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -7,6 +8,8 @@ use history::timeline::Timeline;
 use machine::error::exit_code;
 use machine::hashes::hex;
 use machine::position::Count;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
 use serde_json::Value;
 use tiny_guest::{DENSE, Script, open, record, record_calls, several, typed};
 
@@ -143,23 +146,31 @@ fn lines_say_how_each_branch_ended_and_what_is_impossible_is_refused() {
 
 #[test]
 fn a_signal_ends_all_branches_and_each_says_where() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path();
-    let endless = ["--kernel", "endless", "--memory", "4M", "--max-instructions", "100000", "-o", "e.ttvm"];
-    std::fs::rename(tiny_guest::write_kernel(path, u32::MAX), path.join("endless")).unwrap();
-    assert_eq!(ttvm(path, &[&["record"][..], &endless].concat()).0, exit_code::DONE);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ttvm"));
-    command.args(["run", "--snapshot-from", "e.ttvm", "--branches", "50", "--jobs", "3", "-o", "c"]);
-    command.current_dir(path).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let child = command.spawn().unwrap();
-    while !path.join("c/branch-003.log").exists() {
-        std::thread::yield_now();
+    // A terminal sends ^C to the command and to all of its branches.
+    for (signal, to_the_group) in [(Signal::SIGTERM, false), (Signal::SIGINT, true)] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let endless =
+            ["--kernel", "endless", "--memory", "4M", "--max-instructions", "100000", "-o", "e.ttvm"];
+        std::fs::rename(tiny_guest::write_kernel(path, u32::MAX), path.join("endless")).unwrap();
+        assert_eq!(ttvm(path, &[&["record"][..], &endless].concat()).0, exit_code::DONE);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ttvm"));
+        command.args(["run", "--snapshot-from", "e.ttvm", "--branches", "50", "--jobs", "3", "-o", "c"]);
+        command.current_dir(path).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.process_group(0).spawn().unwrap();
+        while !path.join("c/branch-003.log").exists() {
+            std::thread::yield_now();
+        }
+        let process = Pid::from_raw(child.id() as i32);
+        if to_the_group {
+            killpg(process, signal).unwrap();
+        } else {
+            kill(process, signal).unwrap();
+        }
+        let output = child.wait_with_output().unwrap();
+        let (out, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(exit_code::DONE), "{signal}: {out} {said}");
+        assert_eq!(out.matches("interrupted by a signal after").count(), 3, "{signal}: {out}");
+        assert!(said.contains("3 of 50 branches had begun"), "{signal}: {said}");
     }
-    let process = nix::unistd::Pid::from_raw(child.id() as i32);
-    nix::sys::signal::kill(process, nix::sys::signal::SIGTERM).unwrap();
-    let output = child.wait_with_output().unwrap();
-    let (out, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.status.code(), Some(exit_code::DONE), "{said}");
-    assert_eq!(out.matches("interrupted by a signal after").count(), 3, "{out}");
-    assert!(said.contains("3 of 50 branches had begun"), "{said}");
 }
