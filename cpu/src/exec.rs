@@ -704,9 +704,15 @@ impl Cpu {
                     }
                 }
             };
+            let known = if block.second_page.is_some() { available + MAX_LENGTH } else { available };
+            let selected = self.core.selects(&bytes[at..known], here);
+            if selected && at > 0 {
+                break;
+            }
+            block.check_first |= selected;
             block.length = op.next;
             block.ops.push(op);
-            if op.flags & Op::ENDS_BLOCK != 0 || block.second_page.is_some() {
+            if op.flags & Op::ENDS_BLOCK != 0 || block.second_page.is_some() || selected {
                 break;
             }
         }

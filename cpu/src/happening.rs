@@ -5,6 +5,8 @@ use std::fmt;
 use std::ops::{Deref, RangeInclusive};
 use std::sync::Arc;
 
+use iced_x86::Instruction;
+
 use crate::debug_points::SystemCalls;
 use crate::ranges::AddressKind;
 
@@ -13,6 +15,8 @@ use crate::ranges::AddressKind;
 pub struct Wants {
     /// Fetches of instructions whose first byte is in one of these address ranges.
     pub fetches: Places,
+    /// Fetches of the instructions that this filter selects, at every address.
+    pub instructions: Option<InstructionFilter>,
     /// Loads that touch a byte in one of these address ranges.
     pub loads: Places,
     /// Stores that touch a byte in one of these address ranges.
@@ -28,6 +32,36 @@ pub struct Wants {
     /// Deliveries through these entries of the interrupt table.
     pub deliveries: Vectors,
 }
+
+/// A condition on instructions. Two filters are equal if one is a copy of the other.
+#[derive(Clone)]
+pub struct InstructionFilter(Arc<dyn Fn(&Instruction) -> bool + Send + Sync>);
+
+impl InstructionFilter {
+    /// A filter that selects the instructions for which the condition holds. The condition must depend only on the
+    /// instruction's bytes and mode, because the CPU asks when it decodes code.
+    pub fn new(condition: impl Fn(&Instruction) -> bool + Send + Sync + 'static) -> InstructionFilter {
+        InstructionFilter(Arc::new(condition))
+    }
+
+    pub(crate) fn selects(&self, instruction: &Instruction) -> bool {
+        (self.0)(instruction)
+    }
+}
+
+impl fmt::Debug for InstructionFilter {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("InstructionFilter")
+    }
+}
+
+impl PartialEq for InstructionFilter {
+    fn eq(&self, other: &InstructionFilter) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for InstructionFilter {}
 
 /// The code whose near calls and returns an observer wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -88,7 +88,7 @@ pub use crate::debug_points::{AddressKind, Hit, SystemCalls, Trap, Traps, WatchH
 pub use crate::exec::{
     Cpu, Met, SpinState, Stop, TURN_STEPS, Tier, Turn, TurnPolicy, TurnRules, TurnState, UnknownTier,
 };
-pub use crate::happening::{At, Bytes, Calls, Happening, Place, Places, Vectors, Wants};
+pub use crate::happening::{At, Bytes, Calls, Happening, InstructionFilter, Place, Places, Vectors, Wants};
 pub use crate::observer::Observer;
 pub use crate::state::{Counts, CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};
 pub use crate::state_v1::CpuStateV1;

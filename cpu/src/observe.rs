@@ -44,7 +44,20 @@ impl Core {
         }
         let address = self.rip.wrapping_add(self.frame.seg_base[1]);
         let address = if self.is_64bit() { address } else { address & 0xffff_ffff };
+        if self.observing.instructions.is_some() {
+            let mut bytes = [0; MAX_LENGTH];
+            let known = self.peek(address, &mut bytes);
+            if self.selects(&bytes[..known], self.rip) {
+                return true;
+            }
+        }
         self.observing.fetches.touches(address, self.peek_address(address).unwrap_or(u64::MAX), 1)
+    }
+
+    /// Whether the observer's filter selects the instruction that these bytes begin with.
+    pub(crate) fn selects(&self, bytes: &[u8], rip: u64) -> bool {
+        let Some(filter) = &self.observing.instructions else { return false };
+        filter.selects(&Decoder::with_ip(self.code_size.bits(), bytes, rip, DecoderOptions::NONE).decode())
     }
 
     /// Notes an access, if it is wanted.

@@ -5,6 +5,8 @@
 //! - Pages with wanted loads or stores stay off the fast path, as pages with watchpoints do.
 //! - Code in pages with wanted fetches is decoded into blocks of one instruction, stored beside the normal blocks.
 //!   Blocks with wanted fetches are executed one by one and never translated.
+//! - A block ends before an instruction that the filter selects. The instruction is a block of its own, which is
+//!   never translated.
 //! - Calls, returns and jumps that may be wanted are not translated. The interpreter executes them.
 //! - The code that checks for a debugger's traps also checks for wanted system calls and deliveries.
 //! - If every address or all branches are wanted, [`crate::attention::OBSERVED`] makes the CPU execute one
@@ -16,7 +18,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::debug_points::{SystemCalls, WatchKind};
-use crate::happening::{Calls, Happening, Places, Vectors, Wants};
+use crate::happening::{Calls, Happening, InstructionFilter, Places, Vectors, Wants};
 use crate::ranges::Spaces;
 
 /// A set of address ranges, in a form for fast lookups.
@@ -60,6 +62,7 @@ impl Wanted {
 #[derive(Default)]
 pub(crate) struct Observing {
     pub fetches: Wanted,
+    pub instructions: Option<InstructionFilter>,
     pub loads: Wanted,
     pub stores: Wanted,
     pub branches: bool,
@@ -79,6 +82,7 @@ impl Observing {
     pub fn of(wants: Wants) -> Observing {
         Observing {
             fetches: Wanted::of(&wants.fetches),
+            instructions: wants.instructions,
             loads: Wanted::of(&wants.loads),
             stores: Wanted::of(&wants.stores),
             branches: wants.branches,
@@ -114,12 +118,20 @@ impl Observing {
 
     /// Whether blocks are decoded or translated in another way than without the observer.
     pub fn changes_code(&self) -> bool {
-        self.calls != Calls::None || !self.jumps_to.is_empty() || self.picks_fetches()
+        self.calls != Calls::None
+            || !self.jumps_to.is_empty()
+            || self.picks_fetches()
+            || self.instructions.is_some()
     }
 
     /// Whether the translation of a block depends on the block's address.
     pub fn depends_on_address(&self) -> bool {
         self.calls == Calls::UpperHalf || !self.jumps_to.is_empty()
+    }
+
+    /// Whether the observer wants no fetches.
+    pub fn sees_no_fetch(&self) -> bool {
+        self.fetches.is_nothing() && self.instructions.is_none()
     }
 
     /// Whether some fetches are wanted, but not all.

@@ -7,7 +7,7 @@ use crate::observer::Observer;
 
 impl Cpu {
     /// Attaches an observer, or detaches the present one, and returns the previous observer. Must be called between
-    /// runs. Drops decoded code if one of the two observers wants calls, or fetches at some but not all addresses.
+    /// runs. Drops decoded code if one of the two observers wants calls, or some fetches but not all.
     pub fn set_observer(&mut self, observer: Option<Box<dyn Observer>>) -> Option<Box<dyn Observer>> {
         let changes_code = self.core.observing.changes_code();
         let wants = observer.as_ref().map_or_else(Wants::default, |observer| observer.wants());
@@ -21,7 +21,7 @@ impl Cpu {
     /// Reports the instruction at RIP to the observer if it wants the fetch. Call this right before the
     /// instruction is executed.
     pub(super) fn observe_fetch(&mut self) {
-        if self.core.observing.fetches.is_nothing() || !self.core.sees_fetch_at_rip() {
+        if self.core.observing.sees_no_fetch() || !self.core.sees_fetch_at_rip() {
             return;
         }
         self.tell(At { step: self.core.block_steps, rip: self.core.rip }, &Happening::Fetch);

@@ -6,11 +6,11 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use cpu::{
-    AddressKind, At, Calls, Core, Counts, CpuState, Happening, Met, Observer, Parts, Place, Places, Stop,
-    SystemCalls, Tier, Vectors, Wants,
+    AddressKind, At, Calls, Core, Counts, CpuState, Happening, InstructionFilter, Met, Observer, Parts,
+    Place, Places, Stop, SystemCalls, Tier, Vectors, Wants,
 };
 use iced_x86::code_asm::*;
-use iced_x86::{Decoder, DecoderOptions};
+use iced_x86::{Decoder, DecoderOptions, Instruction, Register};
 
 use crate::harness::*;
 use crate::random;
@@ -38,6 +38,13 @@ struct Seen {
     registers: [u64; 3],
     /// The linear and the physical address of RIP.
     code: [u64; 2],
+    /// Whether [`is_selected`] holds for the instruction at RIP.
+    selected: bool,
+}
+
+/// The condition of the instruction filter in the tests. About every eighth instruction fulfils it.
+fn is_selected(instruction: &Instruction) -> bool {
+    instruction.op0_register().full_register() == Register::RCX || instruction.len() == 7
 }
 
 #[derive(Default)]
@@ -58,7 +65,12 @@ impl Observer for Log {
         let linear = core.rip.wrapping_add(core.frame.seg_base[1]);
         let linear = if core.is_64bit() { linear } else { linear & 0xffff_ffff };
         let code = [linear, core.peek_address(linear).unwrap_or(u64::MAX)];
-        self.seen.push(Seen { at, what: *happening, registers, code });
+        let mut bytes = [0; 15];
+        let known = core.peek(linear, &mut bytes);
+        let bits = core.code_size.bits();
+        let instruction = Decoder::with_ip(bits, &bytes[..known], core.rip, DecoderOptions::NONE).decode();
+        let selected = is_selected(&instruction);
+        self.seen.push(Seen { at, what: *happening, registers, code, selected });
         match self.stops_at_every {
             Some(every) if self.seen.len().is_multiple_of(every) => ControlFlow::Break(()),
             _ => ControlFlow::Continue(()),
@@ -69,6 +81,7 @@ impl Observer for Log {
 fn everything() -> Wants {
     Wants {
         fetches: Places::All,
+        instructions: None,
         loads: Places::All,
         stores: Places::All,
         branches: true,
@@ -286,7 +299,10 @@ fn is_in(places: &Places, address: u64, physical: u64, length: u64) -> bool {
 /// Whether `wants` asks for a happening.
 fn is_wanted(wants: &Wants, seen: &Seen) -> bool {
     match &seen.what {
-        Happening::Fetch => is_in(&wants.fetches, seen.code[0], seen.code[1], 1),
+        Happening::Fetch => {
+            let is_chosen = wants.instructions.is_some() && seen.selected;
+            is_chosen || is_in(&wants.fetches, seen.code[0], seen.code[1], 1)
+        }
         Happening::Load { address, physical, value } => {
             is_in(&wants.loads, *address, *physical, value.len() as u64)
         }
@@ -330,6 +346,13 @@ fn choices(random: &mut Random, all: &[Seen]) -> Vec<Wants> {
     vec![
         Wants { fetches: Places::In(points), ..none.clone() },
         Wants { fetches: Places::In(range.clone()), stores: of(&[place(linear, DATA, 24)]), ..none.clone() },
+        Wants { instructions: Some(InstructionFilter::new(is_selected)), ..none.clone() },
+        Wants {
+            instructions: Some(InstructionFilter::new(is_selected)),
+            fetches: Places::In(range),
+            calls: Calls::All,
+            ..none.clone()
+        },
         Wants { loads: of(&[place(linear, DATA + 0x100, 0x80)]), ..none.clone() },
         Wants {
             stores: of(&[place(physical, DATA + 0x900, 3), place(physical, DATA + 8, 8)]),

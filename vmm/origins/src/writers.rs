@@ -4,11 +4,14 @@
 //! the last store to each byte. Devices write memory without a store. So each interval also compares the bytes. If no
 //! store explains a byte's value, a bisection finds the step in which the byte changed.
 //!
-//! Registers change in almost every step, so their intervals are short at first. An observer decodes each instruction.
+//! Most registers change every few steps, so their intervals are short at first. In a short interval, an observer decodes
+//! each instruction. In a longer interval the register is rarely written. There the observer sees only the
+//! instructions that may write the register, and all other code runs as fast as without an observer.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
-use cpu::{AddressKind, At, Core, Happening, Observer, Places, Traps, Vectors, Wants};
+use cpu::{AddressKind, At, Core, Happening, InstructionFilter, Observer, Places, Traps, Vectors, Wants};
 use history::timeline::{Interval, Poll, Stops, Timeline, TravelStop};
 use iced_x86::{Instruction, InstructionInfoFactory};
 use machine::Machine;
@@ -22,19 +25,19 @@ use crate::seen::{MOST_INSTRUCTION_BYTES, Origin, Step, decode, linear_rip};
 
 /// The length in steps of the first interval of a search in memory.
 const FIRST_STEPS: u64 = 100_000;
-/// Each interval of a search in memory is as long as the part that is already searched, divided by this number.
+/// Each later interval is as long as the part that is already searched, divided by this number.
 const PARTS: u64 = 8;
 /// The length in steps of the first interval of a search for a register, and the factor by which the intervals
 /// grow. The timeline keeps snapshots at these distances.
 const FIRST_REGISTER_STEPS: u64 = 128;
 const REGISTER_FACTOR: u64 = 8;
-/// The longest interval of a search for a register.
-const MOST_REGISTER_STEPS: u64 = 1 << 20;
-/// The longest interval of a search for a register in a machine with several processors. Such a search goes through
-/// the processors' turns one by one.
-const MOST_TURNS_STEPS: u64 = 1 << 26;
-/// The longest interval that is not divided into turns.
-const LEAST_TURNS_STEPS: u64 = 1 << 16;
+/// The longest interval in which an observer sees each instruction.
+const MOST_WHOLE_STEPS: u64 = 1 << 16;
+/// The length in steps from which on the intervals of a search for a register grow as those of a search in memory.
+const LONG_REGISTER_STEPS: u64 = 1 << 20;
+/// If a processor's turns have more than one in this number of an interval's steps, the interval is searched as a whole.
+/// Otherwise the turns are searched one by one.
+const PARTS_OF_TURNS: u64 = 8;
 
 /// What wrote a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -254,10 +257,13 @@ fn search_registers(
     let mut found: Vec<Option<Writer>> = vec![None; wanted.len()];
     let (mut end, mut length) = (before, FIRST_REGISTER_STEPS);
     while end > Instructions(0) && found.contains(&None) {
-        let start = end.saturating_back(length);
-        let Some(parts) = turns(timeline, Interval { start, end }, processor, poll)? else { return Ok(None) };
+        let mut start = end.saturating_back(length);
+        if length >= LONG_REGISTER_STEPS {
+            start = timeline.restorable_before(start);
+        }
+        let Some(parts) = parts(timeline, Interval { start, end }, processor, poll)? else { return Ok(None) };
         for part in parts.into_iter().rev() {
-            let writes = RegisterWrites::to(wanted);
+            let writes = RegisterWrites::to(wanted, part.end - part.start);
             let Some(writes) = timeline.observe(part, writes, poll)? else { return Ok(None) };
             for (at, writer) in found.iter_mut().enumerate().filter(|(_, writer)| writer.is_none()) {
                 *writer = writes.last[at].map(Writer::Step);
@@ -270,14 +276,33 @@ fn search_registers(
             return Ok(None);
         }
         end = start;
-        let most = if timeline.machine().processors() > 1 { MOST_TURNS_STEPS } else { MOST_REGISTER_STEPS };
-        length = length.saturating_mul(REGISTER_FACTOR).min(most);
+        length = if length < LONG_REGISTER_STEPS {
+            length * REGISTER_FACTOR
+        } else {
+            ((before - end) / PARTS).max(LONG_REGISTER_STEPS)
+        };
     }
     Ok(Some(found.into_iter().map(|writer| writer.unwrap_or(Writer::Start)).collect()))
 }
 
-/// The parts of an interval that are turns of one processor, in order. A short interval is not divided. `None` if
-/// the poll function returned true.
+/// The parts of an interval to search for writes of a processor's registers, in order: the whole interval or, if the
+/// processor had few turns in it, these turns. `None` if the poll function returned true.
+fn parts(
+    timeline: &mut Timeline,
+    interval: Interval,
+    processor: Option<usize>,
+    poll: &mut Poll<'_>,
+) -> Result<Option<Vec<Interval>>, Error> {
+    let length = interval.end - interval.start;
+    if timeline.machine().processors() == 1 || length <= MOST_WHOLE_STEPS {
+        return Ok(Some(vec![interval]));
+    }
+    let Some(turns) = turns(timeline, interval, processor, poll)? else { return Ok(None) };
+    let steps: u64 = turns.iter().map(|turn| turn.end - turn.start).sum();
+    Ok(Some(if steps > length / PARTS_OF_TURNS { vec![interval] } else { turns }))
+}
+
+/// The parts of an interval that are turns of one processor, in order. `None` if the poll function returned true.
 fn turns(
     timeline: &mut Timeline,
     interval: Interval,
@@ -285,9 +310,6 @@ fn turns(
     poll: &mut Poll<'_>,
 ) -> Result<Option<Vec<Interval>>, Error> {
     let Interval { start, end } = interval;
-    if timeline.machine().processors() == 1 || end - start <= LEAST_TURNS_STEPS {
-        return Ok(Some(vec![interval]));
-    }
     let traps = Traps { turns: true, ..Traps::default() };
     timeline.set_stops(Stops { traps, ..Stops::default() });
     let hits = timeline.hits(start, end, usize::MAX, poll);
@@ -321,16 +343,17 @@ struct Decoded {
 struct RegisterWrites {
     cells: Vec<Cell>,
     processor: usize,
-    registers: Vec<Reg>,
+    registers: Arc<[Reg]>,
+    /// Whether the observer sees each instruction, and not only the instructions that may write the registers.
+    sees_all: bool,
     last: Vec<Option<Instructions>>,
     /// `last` before the step whose fetch was reported last. A fault undoes the writes of this step.
     undo: Option<(u64, Vec<Option<Instructions>>)>,
     decoded: FxHashMap<(u64, u32), Decoded>,
-    factory: InstructionInfoFactory,
 }
 
 impl RegisterWrites {
-    fn to(wanted: &[Wanted]) -> RegisterWrites {
+    fn to(wanted: &[Wanted], steps: u64) -> RegisterWrites {
         let cells: Vec<Cell> = wanted.iter().map(|(cell, _)| *cell).collect();
         let mut registers = Vec::new();
         let mut number = 0;
@@ -345,10 +368,10 @@ impl RegisterWrites {
             last: vec![None; cells.len()],
             cells,
             processor: number,
-            registers,
+            registers: registers.into(),
+            sees_all: steps <= MOST_WHOLE_STEPS,
             undo: None,
             decoded: FxHashMap::default(),
-            factory: InstructionInfoFactory::new(),
         }
     }
 
@@ -361,11 +384,7 @@ impl RegisterWrites {
             return decoded.instruction;
         }
         let instruction = decode(key.1, core.rip, &code[..known]);
-        let written = rules::written_registers(&mut self.factory, &instruction);
-        let writes = written.iter().any(|register| self.registers.iter().any(|wanted| wanted.is(*register)));
-        let restores = rules::restores_vectors(&instruction)
-            && self.registers.iter().any(|register| matches!(register, Reg::Vector(_)));
-        let instruction = Some(instruction).filter(|_| writes || restores);
+        let instruction = Some(instruction).filter(|instruction| may_write(instruction, &self.registers));
         self.decoded.insert(key, Decoded { code, instruction });
         instruction
     }
@@ -398,9 +417,25 @@ impl RegisterWrites {
     }
 }
 
+/// Whether an instruction may write one of the registers.
+fn may_write(instruction: &Instruction, registers: &[Reg]) -> bool {
+    let written = rules::written_registers(&mut InstructionInfoFactory::new(), instruction);
+    let writes = written.iter().any(|register| registers.iter().any(|wanted| wanted.is(*register)));
+    let restores = rules::restores_vectors(instruction)
+        && registers.iter().any(|register| matches!(register, Reg::Vector(_)));
+    writes || restores
+}
+
 impl Observer for RegisterWrites {
     fn wants(&self) -> Wants {
-        Wants { fetches: Places::All, deliveries: Vectors::All, ..Wants::default() }
+        let (fetches, instructions) = if self.sees_all {
+            (Places::All, None)
+        } else {
+            let registers = self.registers.clone();
+            let filter = InstructionFilter::new(move |instruction| may_write(instruction, &registers));
+            (Places::None, Some(filter))
+        };
+        Wants { fetches, instructions, deliveries: Vectors::All, ..Wants::default() }
     }
 
     fn happened(&mut self, at: At, happening: &Happening, core: &Core) -> ControlFlow<()> {
