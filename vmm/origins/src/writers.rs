@@ -33,7 +33,7 @@ const FIRST_REGISTER_STEPS: u64 = 128;
 const REGISTER_FACTOR: u64 = 8;
 /// The longest interval in which an observer sees each instruction.
 const MOST_WHOLE_STEPS: u64 = 1 << 16;
-/// The length in steps from which on the intervals of a search for a register grow as those of a search in memory.
+/// Intervals of at least this length in steps grow by [`PARTS`], also in a search for a register.
 const LONG_REGISTER_STEPS: u64 = 1 << 20;
 /// If a processor's turns have more than one in this number of an interval's steps, the interval is searched as a whole.
 /// Otherwise the turns are searched one by one.
@@ -285,8 +285,8 @@ fn search_registers(
     Ok(Some(found.into_iter().map(|writer| writer.unwrap_or(Writer::Start)).collect()))
 }
 
-/// The parts of an interval to search for writes of a processor's registers, in order: the whole interval or, if the
-/// processor had few turns in it, these turns. `None` if the poll function returned true.
+/// The parts of an interval to search for writes of a processor's registers, in order. If the processor had few turns
+/// in the interval, the parts are these turns. `None` if the poll function returned true.
 fn parts(
     timeline: &mut Timeline,
     interval: Interval,
