@@ -1,6 +1,7 @@
 //! Tests the kernel modules that have a bug each. Each test records a run until the kernel panics. Then gdb goes
 //! backwards from the panic to the cause, with a script of commands as a person would enter them (the *walk*). The
-//! test compares the positions that gdb finds with markers such as `/* [1] */` in the modules' sources.
+//! test compares the positions that gdb finds with markers such as `/* [1] */` in the modules' sources. The questions of
+//! `ttvm` over the whole run must lead to the same markers.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,9 +10,10 @@ use history::timeline::Timeline;
 use machine::Outcome;
 use machine::config::Processors;
 use machine::script::Script;
+use serde_json::Value;
 use tests::gdb::batch;
 use tests::guests::{BUGS, CLOUD_ELF, Guest, linux_options, repository};
-use tests::program::{missing, serve, ttvm};
+use tests::program::{json, missing, serve, ttvm};
 use tests::record::{open, record};
 use tests::run::last_lines;
 use tests::terminal::Terminal;
@@ -23,6 +25,8 @@ struct Bug {
     /// The number of the guest's processors.
     processors: u8,
     places: &'static [Place],
+    /// Finds the cause once more, with the questions of `ttvm`.
+    ask: fn(&Asker),
 }
 
 struct Place {
@@ -48,6 +52,7 @@ const NULL_CALL: Bug = Bug {
         place("on the way", "unpack", 2, "mov %cl,"),
         place("culprit", "port_close", 3, "movq $0x0,"),
     ],
+    ask: ask_who_took_the_reply,
 };
 
 const IRQ_RACE: Bug = Bug {
@@ -59,6 +64,7 @@ const IRQ_RACE: Bug = Bug {
         place("on the way", "refill", 2, "mov %eax,"),
         place("on the way", "take", 3, "mov 0x"),
     ],
+    ask: ask_for_the_lost_refill,
 };
 
 const STALE_OBJECT: Bug = Bug {
@@ -70,6 +76,8 @@ const STALE_OBJECT: Bug = Bug {
         place("on the way", "pin", 2, "call "),
         place("culprit", "hang_up", 1, "call "),
     ],
+    // The test `objects::two_commands_explain_a_use_after_a_free` asks.
+    ask: |_| {},
 };
 
 const ATOMIC_SLEEP: Bug = Bug {
@@ -77,6 +85,7 @@ const ATOMIC_SLEEP: Bug = Bug {
     source: "journal.c",
     processors: 1,
     places: &[place("culprit", "record_done", 1, "call "), place("on the way", "append", 2, "call ")],
+    ask: ask_who_sleeps,
 };
 
 const LOST_REQUEST: Bug = Bug {
@@ -88,6 +97,7 @@ const LOST_REQUEST: Bug = Bug {
         place("on the way", "next_question", 2, "movq $0x0,"),
         place("culprit", "ask", 3, "mov 0x"),
     ],
+    ask: ask_who_saw_no_question,
 };
 
 const WRONG_LOCK: Bug = Bug {
@@ -99,6 +109,7 @@ const WRONG_LOCK: Bug = Bug {
         place("on the way", "pay_back", 2, "sub "),
         place("culprit", "pay_back", 3, "call "),
     ],
+    ask: ask_for_the_lost_returns,
 };
 
 const LOST_WAKEUP: Bug = Bug {
@@ -110,6 +121,7 @@ const LOST_WAKEUP: Bug = Bug {
         place("on the way", "ring", 3, "movl $0x1,"),
         place("on the way", "porter", 1, "mov 0x"),
     ],
+    ask: ask_who_sleeps_after_the_ring,
 };
 
 impl Bug {
@@ -132,6 +144,119 @@ impl Bug {
         let Place { what, function, marker, instruction } = place;
         format!("{what}: {function} {}:{} {instruction}", self.source(), self.line_of(*marker))
     }
+}
+
+/// Asks questions about a bug's recording, and reads the answers.
+struct Asker<'a> {
+    bug: &'a Bug,
+    directory: &'a Path,
+}
+
+impl Asker<'_> {
+    fn ask(&self, verb: &str, rest: &[&str]) -> Value {
+        json(self.directory, &[&[verb, "bug.ttvm"], rest, &["--json"]].concat())
+    }
+
+    /// The line of the module's source for a place such as `take+0x1f`, as gdb knows it.
+    fn line(&self, place: &str) -> usize {
+        let module =
+            self.bug.source().replace("guest-images/bugs", "guest-images/out/bugs").replace(".c", ".ko");
+        let mut gdb = batch::gdb();
+        let output =
+            gdb.arg(repository().join(module)).args(["-ex", &format!("info line *({place})")]).output();
+        let said = batch::said(&output.expect("gdb can be started"));
+        let line = said.split_once("Line ").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
+        line.unwrap_or_else(|| panic!("{place}: {said}"))
+    }
+
+    /// The writes that led to a value at the fault, the last first. Each write must be at a marker of the source.
+    fn who_set(&self, location: &str, function: &str, marker: u32) -> Vec<Value> {
+        let answer = self.ask("who-set", &[location, "--at", "fault"]);
+        let links = answer["links"].as_array().expect("a list").clone();
+        let place = text(&links[0], "function");
+        assert_eq!(function_of(place), function, "{answer}");
+        assert_eq!(self.line(place), self.bug.line_of(marker), "{answer}");
+        links
+    }
+
+    /// The writes of a variable: the function that wrote, the value, and the position.
+    fn values(&self, variable: &str, rest: &[&str]) -> Vec<(String, u64, u64)> {
+        let answer = self.ask("values", &[&[variable, "--limit", "100000"], rest].concat());
+        let write = |write: &Value| {
+            let value = text(write, "value").trim_start_matches("0x");
+            let value = u64::from_str_radix(value, 16).unwrap_or_else(|_| panic!("{write}"));
+            (function_of(text(write, "place")).to_string(), value, position(write))
+        };
+        answer["writes"].as_array().expect("a list").iter().map(write).collect()
+    }
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap_or_else(|| panic!("{key} of {value}"))
+}
+
+fn position(value: &Value) -> u64 {
+    value["instruction"].as_u64().unwrap_or_else(|| panic!("the position of {value}"))
+}
+
+/// The function in a place such as `take+0x1f`.
+fn function_of(place: &str) -> &str {
+    place.split('+').next().expect("there is a first part")
+}
+
+/// The letter went to port 2. The functions of the ports are 32 bytes apart, and the first is at offset 8.
+fn ask_who_took_the_reply(asker: &Asker) {
+    asker.who_set("ports+72:8", "port_close", 3);
+}
+
+/// Between two writes by `take`, a timer refilled the bucket. The second write is as if there was no refill.
+fn ask_for_the_lost_refill(asker: &Asker) {
+    let writes = asker.values("bucket:4", &[]);
+    let lost: Vec<_> = writes
+        .windows(3)
+        .filter(|w| (&*w[0].0, &*w[1].0, &*w[2].0) == ("take", "refill", "take") && w[2].1 < w[0].1)
+        .collect();
+    let [[before, refill, after]] = &lost[..] else { panic!("one refill is lost: {lost:?}") };
+    assert!(refill.1 == before.1 + 25 && after.1 + 4 >= before.1, "{lost:?}");
+    let origin = asker.ask("origin", &["--at", &format!("insn:{}", refill.2)]);
+    let armed = origin.to_string();
+    assert!(armed.contains("high-resolution-timer") && armed.contains("[tokens]"), "{armed}");
+}
+
+/// The last record that is done sleeps in an interrupt of the disk.
+fn ask_who_sleeps(asker: &Asker) {
+    let answer = asker.ask("calls", &["record_done", "--limit", "100000"]);
+    let calls = answer["calls"].as_array().expect("a list");
+    let (last, others) = calls.split_last().expect("a record is done");
+    assert!(last.get("returned").is_none() && others.iter().all(|call| call.get("returned").is_some()));
+    let at = format!("insn:{}", position(last));
+    let origin = asker.ask("origin", &["--at", &at]).to_string();
+    assert!(origin.contains("interrupt-handler") && origin.contains("vp_find_vqs"), "{origin}");
+    let tree = asker.ask("tree", &["--from", &at, "--to", "panic"]).to_string();
+    assert!(tree.contains("__down") && tree.contains("schedule"), "{tree}");
+}
+
+/// The desk's current question is behind the 8 bytes of the device's registers.
+fn ask_who_saw_no_question(asker: &Asker) {
+    asker.who_set("desk+8:8", "next_question", 2);
+}
+
+/// `sell` computed the money, lost its turn, and wrote the money at last. Meanwhile others were paid.
+fn ask_for_the_lost_returns(asker: &Asker) {
+    let links = asker.who_set("till:8", "sell", 1);
+    let (written, computed) = (&links[0], links.last().expect("there is one"));
+    assert_eq!(function_of(text(computed, "function")), "sell");
+    let [from, to] = [computed, written].map(|link| format!("insn:{}", position(link)));
+    let lost = asker.values("till:8", &["--from", &from, "--to", &to]);
+    assert!(!lost.is_empty() && lost.iter().all(|(function, ..)| function == "pay_back"), "{lost:?}");
+}
+
+/// The bell rang before the porter said that he sleeps, so nobody wakes him.
+fn ask_who_sleeps_after_the_ring(asker: &Asker) {
+    let rung = asker.who_set("rings:4", "ring", 3);
+    let asleep = asker.who_set("(struct task_struct *)porter_task->__state", "porter", 2);
+    assert!(position(&rung[0]) < position(&asleep[0]), "{rung:?} {asleep:?}");
+    assert_eq!((rung[0]["processor"].as_u64(), asleep[0]["processor"].as_u64()), (Some(1), Some(0)));
 }
 
 /// The guest's kernel parameters: the parameters of all bugs, which are in a file, and the bug's name.
@@ -241,6 +366,7 @@ fn gdb_finds_the_cause(bug: &Bug, record: impl FnOnce(&Bug, &Path)) {
         let expected = bug.expected(place);
         assert!(found.starts_with(&expected), "'{found}' instead of '{expected}':\n{transcript}");
     }
+    (bug.ask)(&Asker { bug, directory: directory.path() });
     if let Some(why) = missing(&["tmux"]) {
         return skip::test(why);
     }

@@ -77,6 +77,7 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "who-set R.ttvm jiffies_64"),
     (0, "who-set R.ttvm rax --at 95% --json"),
     (0, "who-set R.ttvm linux_banner:8 --at 95% --limit 20"),
+    (0, "who-set R.ttvm (list_head)modules.next"),
     (0, "where-to R.ttvm rax --from last-syscall --to +20k"),
     (0, "profile R.ttvm --limit 5"),
     (0, "profile R.ttvm --from last-syscall --to +20k --by total --json"),

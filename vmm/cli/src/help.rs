@@ -50,6 +50,7 @@ Locations:
   ADDRESS[:LENGTH]          memory at a virtual address
   phys:ADDRESS[:LENGTH]     memory at a physical address
   SYMBOL[+OFFSET][:LENGTH]  a variable of the guest's kernel
+  (TYPE)SYMBOL.FIELD        a variable with a type of the kernel, then .FIELD, ->FIELD and [NUMBER] as in C
 
 LENGTH is 1 to 8 bytes. The default is 8, or the symbol's size if that is less.";
 

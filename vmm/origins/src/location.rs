@@ -4,12 +4,13 @@ use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
 
 use guest_symbols::Symbols;
+use guest_symbols::typed::{TypeBytes, Variable};
 use history::timeline::number;
 use machine::error::Error;
 use machine::position::Instructions;
 use machine::{Machine, Processor};
 use views::guest_kernel::GuestKernels;
-use views::processors;
+use views::{processors, variable};
 
 use crate::cell::{Cell, Reg};
 
@@ -17,8 +18,8 @@ use crate::cell::{Cell, Reg};
 pub const MOST_BYTES: u64 = 8;
 
 /// The notations of a [`Location`], for messages.
-pub const LOCATIONS: &str =
-    "a register (rax, eax, xmm3), ADDRESS[:LENGTH], SYMBOL[+OFFSET][:LENGTH] or phys:ADDRESS[:LENGTH]";
+pub const LOCATIONS: &str = "a register (rax, eax, xmm3), ADDRESS[:LENGTH], SYMBOL[+OFFSET][:LENGTH], phys:ADDRESS[:LENGTH] or \
+    (TYPE)SYMBOL.FIELD";
 
 /// The location of a value: a register, or some bytes of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +35,12 @@ enum Place {
     Register(Reg, u8, u8),
     Linear(u64),
     Physical(u64),
-    Symbol { name: String, offset: u64 },
+    Symbol {
+        name: String,
+        offset: u64,
+    },
+    /// A variable with a type, in the notation of [`variable::VARIABLES`].
+    Typed(String),
 }
 
 /// The bytes that a location means at one place of the run.
@@ -56,6 +62,13 @@ impl FromStr for Location {
                 place: Place::Register(register, first, bytes),
                 length: None,
                 text: register.name(first, bytes),
+            });
+        }
+        if variable::is_typed(text) {
+            return Ok(Location {
+                place: Place::Typed(text.to_string()),
+                length: None,
+                text: text.to_string(),
             });
         }
         let (physical, rest) = match text.strip_prefix("phys:") {
@@ -101,7 +114,7 @@ impl Display for Location {
 impl Location {
     /// Whether the location needs the names of the guest's kernel.
     pub fn needs_symbols(&self) -> bool {
-        matches!(self.place, Place::Symbol { .. })
+        matches!(self.place, Place::Symbol { .. } | Place::Typed(_))
     }
 
     /// The bytes that the location means for a processor at the machine's present place, with their values. Without a
@@ -155,6 +168,19 @@ impl Location {
                 let length = self.length.unwrap_or(if rest == 0 { MOST_BYTES } else { rest.min(MOST_BYTES) });
                 self.linear(processor, symbol.address.wrapping_add(*offset), length)
             }
+            Place::Typed(text) => {
+                let bytes =
+                    symbols.and_then(|symbols| TypeBytes::of_guest(processor.machine(), symbols).ok());
+                let types = bytes.as_ref().and_then(|bytes| bytes.kernel().ok());
+                let Variable { address, size, .. } =
+                    variable::find(text, processor, symbols, types.as_ref())?;
+                if !(1..=MOST_BYTES).contains(&size) {
+                    return Err(format!(
+                        "'{text}' has {size} bytes: name a part with 1 to {MOST_BYTES} bytes"
+                    ));
+                }
+                self.linear(processor, address, size)
+            }
         }
     }
 
@@ -196,6 +222,8 @@ mod tests {
         let symbol = |name: &str, offset| Place::Symbol { name: name.to_string(), offset };
         assert_eq!(parsed("jiffies_64"), Ok((symbol("jiffies_64", 0), None)));
         assert_eq!(parsed("init_task+0x10:2"), Ok((symbol("init_task", 0x10), Some(2))));
+        let typed = "(task_struct)init_task.comm[3]";
+        assert_eq!(parsed(typed), Ok((Place::Typed(typed.to_string()), None)));
         for wrong in ["", "0x1000:0", "0x1000:9", "0x1000:x", "phys:jiffies", "a b", "1x", "+8", "jiffies+x"]
         {
             assert!(parsed(wrong).is_err(), "{wrong}");

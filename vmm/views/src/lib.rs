@@ -52,4 +52,5 @@ pub mod tasks;
 pub mod trace;
 pub mod tree;
 pub mod values;
+pub mod variable;
 pub mod visible;

@@ -9,9 +9,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cpu::{AddressKind, WatchKind, Watchpoint};
-use guest_symbols::Symbols;
 use guest_symbols::btf::Btf;
-use guest_symbols::typed::{Describe, MOST_VALUE_BYTES, NamedType, TypeBytes, Variable};
+use guest_symbols::typed::{Describe, MOST_VALUE_BYTES, TypeBytes, Variable};
 use history::timeline::{Filter, Hit, Poll, Stops, Timeline, TravelStop, Watch};
 use machine::error::Error;
 use machine::position::{Count, Instructions};
@@ -21,23 +20,12 @@ use serde::Serialize;
 use crate::filters::Filters;
 use crate::guest_kernel::{GuestKernel, GuestKernels};
 use crate::moment::Moment;
-
-/// The length in bytes of a variable for which the user gives no type and no length. A smaller symbol has its own
-/// length.
-const DEFAULT_BYTES: u64 = 8;
-
-/// The syntax of a variable.
-pub const VARIABLES: &str = "\
-Variables:
-  SYMBOL, ADDRESS          eight bytes, or a smaller symbol's size, as a number
-  ADDRESS:16               this number of bytes
-  (TYPE)SYMBOL.FIELD       a type of the guest's kernel, then .FIELD, ->FIELD and [NUMBER] as in C, as in
-                           (task_struct)init_task.comm or (list_head)modules.next";
+use crate::variable;
 
 /// The variable whose values to list.
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
-    /// The variable, in the notation of [`VARIABLES`].
+    /// The variable, in the notation of [`VARIABLES`](variable::VARIABLES).
     pub variable: &'a str,
     /// The filters of the writes.
     pub filters: &'a Filters,
@@ -203,58 +191,9 @@ impl Question<'_> {
     ) -> Result<Known<'a>, Error> {
         let symbols = kernel.map(|kernel| &*kernel.symbols);
         let text = self.variable.trim();
-        let wrong = |why: String| Error::Position(format!("'{text}': {why}"));
-        let Some(inner) = text.strip_prefix('(') else {
-            let variable = untyped(text, symbols).ok_or_else(|| wrong(unknown(text)))?;
-            return Ok(Known { variable, as_bytes: self.as_bytes, types: None });
-        };
-        let no_close = || wrong("a '(' has no ')'".to_string());
-        let (name, rest) = inner.split_once(')').ok_or_else(no_close)?;
-        let types = types.ok_or_else(|| {
-            wrong(
-                "the guest's kernel has no type information (CONFIG_DEBUG_INFO_BTF): write ADDRESS:LENGTH"
-                    .to_string(),
-            )
-        })?;
-        let kind = types
-            .type_named(name)
-            .ok_or_else(|| wrong(format!("the guest's kernel has no type '{name}'")))?;
-        let end = rest.find(|letter| ".[-".contains(letter)).unwrap_or(rest.len());
-        let (base, path) = rest.trim().split_at(end.min(rest.trim().len()));
-        let (address, _) = place(base, symbols).ok_or_else(|| wrong(unknown(base)))?;
-        // A type that is only declared has no size, but a pointer or a field may follow.
-        let size = types.size_of(kind).unwrap_or(0);
-        let read = |address: u64, to: &mut [u8]| processor.peek(address, to);
-        let variable =
-            types.follow(Variable { address, size, kind, bits: None }, path, &read).map_err(wrong)?;
-        Ok(Known { variable, as_bytes: self.as_bytes, types: Some(types) })
+        let variable = variable::find(text, processor, symbols, types).map_err(Error::Position)?;
+        Ok(Known { variable, as_bytes: self.as_bytes, types: types.filter(|_| variable::is_typed(text)) })
     }
-}
-
-fn unknown(name: &str) -> String {
-    format!("'{name}' is neither an address nor a symbol of the guest's kernel")
-}
-
-/// The address that a symbol's name or a number gives, and the symbol's size if `text` is a name.
-fn place(text: &str, symbols: Option<&Symbols>) -> Option<(u64, Option<u64>)> {
-    if let Some(address) = history::timeline::number(text) {
-        return Some((address, None));
-    }
-    let symbol = symbols?.named(text)?;
-    Some((symbol.address, Some(symbol.size)))
-}
-
-/// A variable without a type: an address or a symbol, with or without a length.
-fn untyped(text: &str, symbols: Option<&Symbols>) -> Option<Variable> {
-    let (base, length) = match text.split_once(':') {
-        Some((base, length)) => (base, Some(history::timeline::number(length)?)),
-        None => (text, None),
-    };
-    let (address, symbol_size) = place(base, symbols)?;
-    let size = length.unwrap_or_else(|| {
-        symbol_size.filter(|&size| size > 0).map_or(DEFAULT_BYTES, |size| size.min(DEFAULT_BYTES))
-    });
-    Some(Variable { address, size, kind: NamedType { number: 0, pointers: 0 }, bits: None })
 }
 
 impl Known<'_> {

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use machine::error::Error;
 use views::filters::Filters;
-use views::values::{Question, VARIABLES};
+use views::values::Question;
+use views::variable::VARIABLES;
 
 use crate::help::POSITIONS;
 use crate::output::say;
