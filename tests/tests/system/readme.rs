@@ -106,6 +106,7 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "pack R.ttvm --last 100ms -o end.packed"),
     (0, "unpack R.packed -o U.ttvm"),
     (0, "verify R.ttvm --against U.ttvm"),
+    (0, "diff R.ttvm --with U.ttvm"),
     (0, "diff R.ttvm end end --with U.ttvm"),
     (0, "rm U.ttvm"),
     (0, "run --snapshot-from R.ttvm --at 50% --max-instructions 100000000"),

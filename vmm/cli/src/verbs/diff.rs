@@ -1,26 +1,34 @@
 //! `ttvm diff`: compares the guest's state at two positions, of one recording or of two.
 
+use std::fmt::{self, Display, Formatter};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use history::timeline::Timeline;
 use machine::error::{Error, exit_code};
 use machine::notation::PositionSpec;
-use views::difference::Side;
+use machine::position::Instructions;
+use recording::Recording;
+use serde::Serialize;
+use views::difference::{Difference, Side};
+use views::guest_kernel::GuestKernels;
+use views::moment::Moment;
 
 use crate::engine_arg::EngineArgs;
 use crate::help::POSITIONS;
 use crate::travel::PartArgs;
+use crate::verbs::verify::find_parting;
 use crate::wait::Wait;
 
 /// Compare the guest at two positions: registers, processes, memory, disk, console
 ///
-/// Memory is shown by its use: objects of a cache, files, page tables, programs' own memory. `ttvm verify --against`
-/// finds where two recordings of the same guest part.
+/// Memory is shown by its use: objects of a cache, files, page tables, programs' own memory. Without positions, `--with`
+/// finds the first instruction after which two recordings differ, and shows the difference there.
 ///
 /// Examples:
 ///   ttvm diff R.ttvm 50% end
 ///   ttvm diff R.ttvm fault panic --limit 100
+///   ttvm diff GOOD.ttvm --with BAD.ttvm
 ///   ttvm diff GOOD.ttvm end end --with BAD.ttvm
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment, after_long_help = POSITIONS)]
@@ -30,11 +38,11 @@ pub struct Args {
     #[command(flatten)]
     part: PartArgs,
     /// The first position
-    #[arg(value_name = "POS", allow_hyphen_values = true)]
-    from: PositionSpec,
+    #[arg(value_name = "POS", allow_hyphen_values = true, required_unless_present = "with", requires = "to")]
+    from: Option<PositionSpec>,
     /// The second position; +N counts from the first
-    #[arg(value_name = "POS", allow_hyphen_values = true)]
-    to: PositionSpec,
+    #[arg(value_name = "POS", allow_hyphen_values = true, required_unless_present = "with")]
+    to: Option<PositionSpec>,
     /// Take the second position in this recording
     #[arg(long, value_name = "RECORDING")]
     with: Option<PathBuf>,
@@ -48,16 +56,56 @@ pub struct Args {
     json: bool,
 }
 
+/// Two recordings of the same guest, and the first instruction after which they differ.
+#[derive(Serialize)]
+struct Runs {
+    /// `None` if the runs are equal.
+    #[serde(flatten)]
+    parted: Option<Parted>,
+    equal: bool,
+}
+
+/// The first instruction after which two runs differ.
+#[derive(Serialize)]
+struct Parted {
+    #[serde(flatten)]
+    at: Moment,
+    /// The instruction's address.
+    rip: String,
+    /// The instruction's function and the offset in it, if known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    function: Option<String>,
+    /// The difference right after the instruction.
+    difference: Difference,
+}
+
+impl Display for Runs {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Some(Parted { at, rip, function, difference }) = &self.parted else {
+            return write!(f, "the two runs are equal");
+        };
+        writeln!(f, "the two runs differ after this instruction:")?;
+        writeln!(f, "{at}  {}", function.as_ref().unwrap_or(rip))?;
+        write!(f, "\n{difference}")
+    }
+}
+
 pub fn run(args: &Args) -> Result<i32, Error> {
     let (recording, engine) = args.part.open_for(&args.recording, args.engine)?;
+    let (Some(from), Some(to)) = (args.from, args.to) else {
+        let other = args.with.as_ref().expect("clap wants two positions or --with");
+        let (other, _) = args.part.open_for(other, args.engine)?;
+        crate::output::print_answer(&part(&recording, &other, args.limit.get())?, args.json)?;
+        return Ok(exit_code::DONE);
+    };
     let mut timeline = Timeline::open(&recording)?;
     timeline.use_engine(engine)?;
     let mut wait = Wait::on(&timeline)?;
-    go_to(&mut timeline, args.from, &mut wait)?;
+    go_to(&mut timeline, from, &mut wait)?;
     let before = Side::of(timeline.machine_mut())?;
     let difference = match &args.with {
         None => {
-            go_to(&mut timeline, args.to, &mut wait)?;
+            go_to(&mut timeline, to, &mut wait)?;
             before.to(timeline.machine_mut(), args.limit.get())?
         }
         Some(other) => {
@@ -66,13 +114,42 @@ pub fn run(args: &Args) -> Result<i32, Error> {
             let mut timeline = Timeline::open(&recording)?;
             timeline.use_engine(engine)?;
             wait = wait.of(&timeline);
-            go_to(&mut timeline, args.to, &mut wait)?;
+            go_to(&mut timeline, to, &mut wait)?;
             before.to(timeline.machine_mut(), args.limit.get())?
         }
     };
     drop(wait);
     crate::output::print_answer(&difference, args.json)?;
     Ok(exit_code::DONE)
+}
+
+/// Finds the first instruction after which two runs differ, and the difference right after it.
+fn part(
+    left: &Recording<Instructions>,
+    right: &Recording<Instructions>,
+    limit: usize,
+) -> Result<Runs, Error> {
+    let Some(parting) = find_parting(left, right)? else { return Ok(Runs { parted: None, equal: true }) };
+    let at = Instructions(parting.at.number());
+    let mut timeline = Timeline::open(left)?;
+    let mut wait = Wait::on(&timeline)?;
+    timeline.seek(at.min(timeline.end()), &mut || wait.poll())?.unless_interrupted()?;
+    let place = timeline.position();
+    let kernels = GuestKernels::of(&mut timeline, place, &mut || wait.poll())?;
+    timeline.seek(place, &mut || wait.poll())?.unless_interrupted()?;
+    let processor = timeline.machine().running_processor();
+    let (kernel, rip) = (kernels.at(timeline.machine()), processor.linear_rip());
+    let function = kernel.and_then(|kernel| kernel.symbols.name_of(rip));
+    let function = function.map(|(name, offset)| format!("{name}+{offset:#x}"));
+    let moment = Moment::of(&processor, place, kernel);
+    timeline.seek((at + 1).min(timeline.end()), &mut || wait.poll())?.unless_interrupted()?;
+    let before = Side::of(timeline.machine_mut())?;
+    let mut timeline = Timeline::open(right)?;
+    let mut wait = wait.of(&timeline);
+    timeline.seek((at + 1).min(timeline.end()), &mut || wait.poll())?.unless_interrupted()?;
+    let difference = before.to(timeline.machine_mut(), limit)?;
+    let parted = Parted { at: moment, rip: format!("{rip:#x}"), function, difference };
+    Ok(Runs { parted: Some(parted), equal: false })
 }
 
 fn go_to(timeline: &mut Timeline, at: PositionSpec, wait: &mut Wait) -> Result<(), Error> {

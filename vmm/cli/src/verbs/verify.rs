@@ -80,11 +80,16 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     }
 }
 
-fn print_parting<U: Unit>(left: &Recording<U>, right: &Recording<U>) -> Result<i32, Error> {
+/// The first difference between two recordings, while a bar shows the progress. `None` if the replays of both are equal.
+pub fn find_parting<U: Unit>(left: &Recording<U>, right: &Recording<U>) -> Result<Option<Parting>, Error> {
     let bar = progress::bar(last_place(left).number(), std::io::stderr().is_terminal());
     let parting = compare(left, right, |at| bar.set_position(at.number()))?;
     bar.finish_and_clear();
-    let Some(parting) = parting else {
+    Ok(parting)
+}
+
+fn print_parting<U: Unit>(left: &Recording<U>, right: &Recording<U>) -> Result<i32, Error> {
+    let Some(parting) = find_parting(left, right)? else {
         crate::output::print("the replays of both recordings are equal")?;
         return Ok(exit_code::DONE);
     };

@@ -91,6 +91,19 @@ fn log_lists_events_and_says_where_recordings_part() {
     assert!(code == 3 && out.contains("part at instruction 9000: event 2"), "{out}");
     let (code, out, _) = ttvm(directory.path(), &["verify", "l.ttvm", "--against", "r.ttvm"]);
     assert!(code == 3 && out.contains("insn:9000 "), "{out}");
+    let (code, out, told) = ttvm(directory.path(), &["diff", "l.ttvm", "--with", "r.ttvm", "--json"]);
+    assert_eq!(code, 0, "{told}");
+    let runs: Value = serde_json::from_str(&out).unwrap();
+    let found = [&runs["equal"], &runs["instruction"], &runs["difference"]["from"]["instruction"]];
+    assert_eq!(found, [&Value::from(false), &Value::from(9_000), &Value::from(9_001)], "{out}");
+    let (code, out, _) = ttvm(directory.path(), &["diff", "l.ttvm", "--with", "r.ttvm"]);
+    assert!(code == 0 && out.contains("differ after this instruction:\ninsn:9000  "), "{out}");
+    let (code, out, _) = ttvm(directory.path(), &["diff", "l.ttvm", "--with", "l.ttvm"]);
+    assert_eq!((code, &*out), (0, "the two runs are equal\n"));
+    for positions in [&["50%"][..], &["50%", "--with", "r.ttvm"]] {
+        let (code, _, told) = ttvm(directory.path(), &[&["diff", "l.ttvm"], positions].concat());
+        assert!(code == 2 && told.contains("<POS>"), "{told}");
+    }
 }
 
 #[test]
