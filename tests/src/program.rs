@@ -1,10 +1,12 @@
 //! The program `ttvm`, as a user runs it, and other programs of the host.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock, Mutex};
 
+use jsonschema::Validator;
 use machine::error::exit_code;
 
 use crate::guests::repository;
@@ -33,11 +35,29 @@ pub fn run(directory: &Path, arguments: &[&str]) -> (Option<i32>, String, String
     (done.status.code(), text(&done.stdout), text(&done.stderr))
 }
 
-/// Runs `ttvm` and returns the JSON that `ttvm` prints. `ttvm` must succeed.
+/// Runs `ttvm` and returns the JSON that `ttvm` prints. `ttvm` must succeed, and the JSON must be as `ttvm schema` says.
 pub fn json(directory: &Path, arguments: &[&str]) -> serde_json::Value {
     let (code, out, said) = run(directory, arguments);
     assert_eq!(code, Some(exit_code::DONE), "{arguments:?}: {out}{said}");
-    serde_json::from_str(&out).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {out}"))
+    let answer = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {out}"));
+    if let Some(schema) = schema_of(arguments[0]) {
+        let wrong: Vec<String> = schema.iter_errors(&answer).map(|error| error.to_string()).collect();
+        assert!(wrong.is_empty(), "{arguments:?} does not print what ttvm schema says: {wrong:?}\n{out}");
+    }
+    answer
+}
+
+/// The schema of the JSON that a verb prints, if `ttvm schema` has one.
+fn schema_of(verb: &str) -> Option<Arc<Validator>> {
+    static KNOWN: Mutex<BTreeMap<String, Option<Arc<Validator>>>> = Mutex::new(BTreeMap::new());
+    let mut known = KNOWN.lock().expect("no test panics while it holds the lock");
+    let read = || {
+        let (code, out, _) = run(Path::new("."), &["schema", verb]);
+        let schema =
+            (code == Some(exit_code::DONE)).then(|| serde_json::from_str(&out).expect("it is JSON"))?;
+        Some(Arc::new(jsonschema::validator_for(&schema).expect("it is a schema")))
+    };
+    known.entry(verb.to_string()).or_insert_with(read).clone()
 }
 
 /// Starts `ttvm debug` with these arguments, and waits until gdb can attach.

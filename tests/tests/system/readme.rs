@@ -98,6 +98,8 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "verify R.ttvm --tiers 50000000"),
     (0, "doctor --json"),
     (0, "ls . --json"),
+    (0, "schema calls"),
+    (0, "schema who-set"),
     (0, "completions bash"),
     (0, "man pages"),
     (4, "relink R.ttvm --kernel vmlinuz --initrd initrd.gz --disk disk.img"),

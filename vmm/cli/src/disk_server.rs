@@ -12,6 +12,7 @@ use gdb_server::trouble;
 use guest_disk::{ByteSource, nbd};
 use machine::error::Error;
 use sandbox::Needs;
+use schemars::JsonSchema;
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use views::disk::Volume;
@@ -46,7 +47,7 @@ pub struct DiskServer {
 }
 
 /// The address of the server, and how to use it.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 pub struct Served {
     /// The size of the served disk in bytes.
     size_bytes: u64,

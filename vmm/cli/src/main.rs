@@ -50,8 +50,8 @@ use views::visible::visible;
 
 use crate::verbs::{
     board, calls, checkpoints, completions, control, debug, diff, disk, doctor, drgn, dump, export_pcap,
-    info, log, ls, man, object, origin, pack, profile, record, relink, replay, reports, rm, run, search,
-    state, symbols, trace, tree, unpack, values, verify, where_to, who_set,
+    info, log, ls, man, object, origin, pack, profile, record, relink, replay, reports, rm, run, schema,
+    search, state, symbols, trace, tree, unpack, values, verify, where_to, who_set,
 };
 
 #[global_allocator]
@@ -119,6 +119,7 @@ enum Verb {
     Doctor(doctor::Args),
     Pack(pack::Args),
     Unpack(unpack::Args),
+    Schema(schema::Args),
     Completions(completions::Args),
     Man(man::Args),
     #[command(hide = true)]
@@ -192,6 +193,7 @@ fn main() -> ExitCode {
         Verb::Pack(args) => pack::run(args),
         Verb::Trace(args) => trace::run(args),
         Verb::Unpack(args) => unpack::run(args),
+        Verb::Schema(args) => schema::run(args),
         Verb::Completions(args) => completions::run(args, Cli::command()),
         Verb::Man(args) => man::run(args, Cli::command()),
         Verb::DebugCompanion(args) => companion::run(args),

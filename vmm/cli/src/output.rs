@@ -145,7 +145,10 @@ pub fn log_in_one_style() {
 }
 
 /// Prints an answer: as JSON, or as its text for people.
-pub fn print_answer<T: serde::Serialize + std::fmt::Display>(answer: &T, as_json: bool) -> Result<(), Error> {
+pub fn print_answer<T: serde::Serialize + schemars::JsonSchema + std::fmt::Display>(
+    answer: &T,
+    as_json: bool,
+) -> Result<(), Error> {
     print(&if as_json {
         serde_json::to_string_pretty(answer).expect("plain data always serializes")
     } else {

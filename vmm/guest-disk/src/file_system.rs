@@ -1,5 +1,6 @@
 //! The kinds of file systems, by their magic numbers. The numbers are from the sources of Linux and of libblkid.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::error::Error;
@@ -33,7 +34,7 @@ const KINDS: [(&str, u64, &[u8]); 18] = [
 ];
 
 /// The kind and the names of a file system.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct FileSystem {
     /// The kind, such as `ext4`, `vfat` or `swap`.
     pub kind: &'static str,

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::error::Error;
@@ -28,7 +29,7 @@ pub struct Files {
 }
 
 /// The kind of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// A file with contents.
@@ -50,7 +51,7 @@ pub enum Kind {
 }
 
 /// A file in a listing.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Entry {
     /// The name in its folder. Bytes that are no UTF-8 are shown as U+FFFD.
     pub name: String,
@@ -78,7 +79,7 @@ pub struct Entry {
 }
 
 /// The files in a folder.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Listing {
     /// The files, by name, or the file itself if the path names no folder.
     pub entries: Vec<Entry>,

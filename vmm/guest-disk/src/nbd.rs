@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(ask(write), reply_of(errno::EPERM, &[]));
         assert_eq!(ask(request(command::TRIM, 0, 512)), reply_of(errno::EPERM, &[]));
         assert_eq!(ask(request(99, 0, 0)), reply_of(errno::EINVAL, &[]));
-        assert_eq!(ask(request(command::DISCONNECT, 0, 0)), []);
+        assert!(ask(request(command::DISCONNECT, 0, 0)).is_empty());
     }
 
     #[test]

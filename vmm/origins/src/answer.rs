@@ -2,13 +2,14 @@
 
 use std::fmt::{Display, Formatter, Result as Written};
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use views::visible::in_a_line;
 
 use crate::cell::Cell;
 
 /// Where a value came from.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct Answer {
     /// The location of the value, as the user wrote it.
     pub location: String,
@@ -27,7 +28,7 @@ pub struct Answer {
 }
 
 /// A write of the value.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct Link {
     /// The number of instructions executed before the writing step.
     pub instruction: u64,
@@ -59,7 +60,7 @@ pub struct Link {
 }
 
 /// Some bytes of registers or memory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Span {
     /// The location of the bytes as text.
     pub text: String,
@@ -74,7 +75,7 @@ pub struct Span {
 }
 
 /// Where the chain ends.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct End {
     /// The kind of the chain's end.
     pub kind: EndKind,
@@ -89,7 +90,7 @@ pub struct End {
 }
 
 /// A part of a value that was put together from parts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Part {
     /// The number of the part's first byte, counted from the value's lowest byte.
     pub first: usize,
@@ -104,7 +105,7 @@ pub struct Part {
 }
 
 /// The kind of a chain's end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EndKind {
     /// An instruction computed the value.

@@ -5,6 +5,7 @@ mod walk;
 use std::fmt::{Display, Formatter, Result as Written};
 
 use machine::position::Instructions;
+use schemars::JsonSchema;
 use serde::Serialize;
 use views::guest_kernel::Backtrace;
 use views::moment::Moment;
@@ -31,7 +32,7 @@ pub struct WhoArmed<'a> {
 }
 
 /// Where a call came from.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct Arming {
     /// The position of the question.
     #[serde(flatten)]
@@ -45,7 +46,7 @@ pub struct Arming {
 }
 
 /// A callback and the place that armed it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct Link {
     /// The kind of the callback.
     pub kind: Kind,
@@ -72,7 +73,7 @@ pub struct Link {
 }
 
 /// Where the chain ends.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct End {
     /// The kind of the chain's end.
     pub kind: EndKind,
@@ -81,7 +82,7 @@ pub struct End {
 }
 
 /// The kind of a chain's end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EndKind {
     /// A program, which entered the kernel.

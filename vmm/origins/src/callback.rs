@@ -5,13 +5,14 @@
 
 use machine::Processor;
 use machine::position::Instructions;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// The numbers of the registers with a function's first arguments.
 const ARGUMENTS: [usize; 6] = [7, 6, 2, 1, 8, 9];
 
 /// The kind of a callback.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// The function of a timer.

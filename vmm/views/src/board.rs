@@ -13,6 +13,7 @@ use std::fmt::{Display, Formatter, Result as Written};
 use history::timeline::Timeline;
 use machine::error::Error;
 use machine::position::Count;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 pub use chips::{Acpi, Alarm, Pic, PitChannel, Redirection, Rtc, Serial};
@@ -26,7 +27,7 @@ use vectors::Names;
 use words::seconds;
 
 /// The board at one place.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct Board {
     /// The number of instructions executed so far.
     pub instruction: u64,

@@ -21,6 +21,7 @@ use history::timeline::{Breakpoint, Cause, Filter, Hit, Poll, Stops, Timeline, T
 use machine::error::Error;
 use machine::position::{Count, Instructions};
 use machine::{Machine, Processor};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::filters::Filters;
@@ -50,7 +51,7 @@ pub struct Question<'a> {
 }
 
 /// The calls in a part of a recording.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct Calls {
     /// The calls, in the order in which they begin.
     pub calls: Vec<Call>,
@@ -66,7 +67,7 @@ pub struct Calls {
 }
 
 /// A call of a function.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct Call {
     /// The moment just before the function's first instruction.
     #[serde(flatten)]
@@ -86,7 +87,7 @@ pub struct Call {
 }
 
 /// The end of a call.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct Returned {
     /// The number of instructions executed before the instruction to which the function returned.
     pub instruction: u64,

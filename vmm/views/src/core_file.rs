@@ -24,6 +24,7 @@ use object::elf::{
     ELFOSABI_NONE, EM_X86_64, ET_CORE, FileFlags, NoteType, PF_R, PF_W, PF_X, PT_LOAD, PT_NOTE, ProgramFlags,
 };
 use object::write::elf::{FileHeader, ProgramHeader, Writer};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::core_notes;
@@ -33,7 +34,7 @@ use machine::unit::Unit;
 use machine::{Machine, Processor};
 
 /// A summary of a written file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Written {
     /// The file's length.
     pub file_bytes: u64,
@@ -53,7 +54,7 @@ pub struct Written {
 }
 
 /// A segment: a range of memory in the file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Segment {
     /// The segment's physical address.
     pub physical: u64,

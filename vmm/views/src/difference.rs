@@ -14,6 +14,7 @@ use guest_symbols::{Access, Symbols};
 use machine::Machine;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::state::Registers;
@@ -39,7 +40,7 @@ pub struct Side {
 }
 
 /// A position of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct Point {
     /// The number of instructions executed before this position.
     pub instruction: u64,
@@ -48,7 +49,7 @@ pub struct Point {
 }
 
 /// The difference between two states.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct Difference {
     /// The first state's position.
     pub from: Point,
@@ -78,7 +79,7 @@ pub struct Difference {
 }
 
 /// A register that differs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct RegisterChange {
     /// The processor's number.
     pub processor: usize,
@@ -91,7 +92,7 @@ pub struct RegisterChange {
 }
 
 /// A process or thread that differs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct TaskChange {
     /// The task's number.
     pub pid: u32,
@@ -107,7 +108,7 @@ pub struct TaskChange {
 }
 
 /// A variable that differs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct VariableChange {
     /// The variable's name, and the offset of the first difference in it.
     pub name: String,
@@ -118,7 +119,7 @@ pub struct VariableChange {
 }
 
 /// Pages of one use.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct PageGroup {
     /// The use of the pages.
     pub what: String,

@@ -13,6 +13,7 @@ use machine::Machine;
 use machine::disk::OverlayDisk;
 use machine::error::Error;
 use machine::position::Instructions;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::visible::in_a_line;
@@ -29,7 +30,7 @@ pub struct DiskContents {
 pub type Volume = Part<DiskContents>;
 
 /// The partitions and file systems of a disk.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct DiskInfo {
     /// The size of the disk in bytes.
     pub size_bytes: u64,
@@ -44,7 +45,7 @@ pub struct DiskInfo {
 }
 
 /// A partition and its file system.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct PartitionInfo {
     /// The entry in the table.
     #[serde(flatten)]
@@ -55,7 +56,7 @@ pub struct PartitionInfo {
 }
 
 /// The files of a folder.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct Listing {
     /// The path that was listed.
     pub path: String,

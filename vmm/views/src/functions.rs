@@ -6,6 +6,7 @@ use std::fmt::{Display, Formatter, Result as Written};
 use guest_symbols::Symbol;
 use guest_symbols::btf::Btf;
 use guest_symbols::typed::{Describe, MOST_VALUE_BYTES, NamedType, Signature, Variable};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::guest_kernel::GuestKernel;
@@ -17,7 +18,7 @@ const REGISTERS: [(usize, &str); 6] = [(7, "rdi"), (6, "rsi"), (2, "rdx"), (1, "
 /// The most parameters of a function that are shown.
 const MOST_PARAMETERS: usize = 32;
 /// An argument of a call.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Argument {
     /// The parameter's name, or a register's name if the prototype is not known.
     pub name: String,

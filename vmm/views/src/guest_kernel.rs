@@ -9,6 +9,7 @@ use guest_symbols::tasks::{Tasks, Thread};
 use guest_symbols::{GuestView, KernelView, NoKernel, Symbols};
 use history::timeline::{KernelName, Kernels, Names, Poll, Stops, Timeline};
 use iced_x86::{Code, Decoder, DecoderOptions};
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use machine::error::Error;
@@ -37,7 +38,7 @@ pub struct GuestKernel {
 }
 
 /// The functions that have not returned, the innermost first.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Backtrace {
     /// The functions that have not returned.
     pub frames: Vec<Call>,
@@ -46,10 +47,11 @@ pub struct Backtrace {
 }
 
 /// A function that has not returned.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Call {
     /// The address at which the function continues.
     #[serde(serialize_with = "in_hex")]
+    #[schemars(with = "String")]
     pub address: u64,
     /// The function's name in the kernel's notation.
     pub function: Option<String>,

@@ -12,6 +12,7 @@ use machine::error::Error;
 use machine::notation::PositionSpec;
 use machine::position::{Count, Instructions};
 use machine::{Machine, Processor};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::filters::Filters;
@@ -66,7 +67,7 @@ pub enum Wanted {
 }
 
 /// The result of a search.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct Found {
     /// The places, in the order of the run.
     pub hits: Vec<Place>,

@@ -3,6 +3,7 @@
 use iced_x86::{Decoder, DecoderOptions, Formatter, Instruction, IntelFormatter};
 use machine::position::Instructions;
 use machine::{Machine, Processor, hex};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// The largest number of disassembled instructions.
@@ -20,7 +21,7 @@ pub struct Range {
 }
 
 /// Bytes of memory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Bytes {
     /// The first byte's address, in hex.
     pub address: String,
@@ -56,7 +57,7 @@ impl Bytes {
 }
 
 /// A disassembled instruction.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Line {
     /// The instruction's address, in hex.
     pub address: String,

@@ -4,12 +4,13 @@ use std::fmt::{Display, Formatter, Result as Written};
 
 use machine::Processor;
 use machine::position::{Count, Instructions};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::guest_kernel::GuestKernel;
 
 /// The position of an event, and the thread and the processor on which the event happens.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct Moment {
     /// The number of instructions executed before the event.
     pub instruction: u64,

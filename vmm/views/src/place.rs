@@ -3,13 +3,14 @@
 use history::timeline::{Cause, KernelName};
 use machine::Processor;
 use machine::position::{Count, Instructions};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::guest_kernel::{Backtrace, GuestKernels};
 use crate::system_calls::SystemCall;
 
 /// A place where an event happens.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct Place {
     /// The number of instructions executed before the place.
     pub instruction: u64,
@@ -47,7 +48,7 @@ pub struct Place {
 }
 
 /// One of several kernels that a guest runs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct OfKernel {
     /// The kernel's number, from 1 on.
     pub number: usize,

@@ -5,10 +5,11 @@ use guest_symbols::tasks::Tasks;
 use machine::error::Error;
 use machine::unit::Unit;
 use machine::{Machine, Processor};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// One processor of a machine with several processors.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct ProcessorRow {
     /// The processor's number, from 0.
     pub number: usize,
@@ -28,7 +29,7 @@ pub struct ProcessorRow {
 }
 
 /// The activity of a processor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Activity {
     /// The processor executes the machine's next instruction.

@@ -10,6 +10,7 @@ use guest_symbols::{Symbol, Symbols};
 use history::timeline::{Poll, Timeline};
 use machine::error::Error;
 use machine::position::{Count, Instructions};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::guest_kernel::GuestKernels;
@@ -41,7 +42,7 @@ pub struct Question {
 }
 
 /// The kernel's functions in a part of a recording.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct Profile {
     /// The number of instructions in the part.
     pub instructions: u64,
@@ -61,7 +62,7 @@ pub struct Profile {
 }
 
 /// The calls of a function.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct FunctionUse {
     /// The function's name, or its address in hex.
     pub function: String,

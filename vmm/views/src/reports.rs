@@ -5,10 +5,11 @@ use std::fmt::{Display, Formatter, Result as Written};
 use history::timeline::{Poll, Report, Timeline};
 use machine::error::Error;
 use machine::position::Count;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// One report.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct ReportRow {
     /// The report's number, as in `report:N`.
     pub number: usize,
@@ -29,7 +30,7 @@ pub struct ReportRow {
 }
 
 /// All reports of a recording.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 #[serde(transparent)]
 pub struct ReportList {
     /// The reports, in the order of the run.

@@ -12,6 +12,7 @@ use history::replay::registers;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
 use machine::{Machine, Processor};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::console;
@@ -42,7 +43,7 @@ pub struct StateOptions {
 }
 
 /// The machine's state at one place.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct State {
     /// The number of instructions executed so far.
     pub instruction: u64,
@@ -94,7 +95,7 @@ pub struct State {
 }
 
 /// The running kernel.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct RunningKernel {
     /// The kernel's release.
     pub release: String,
@@ -103,7 +104,7 @@ pub struct RunningKernel {
 }
 
 /// The running thread.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Running {
     /// The thread's number.
     pub pid: u32,
@@ -114,7 +115,7 @@ pub struct Running {
 }
 
 /// The registers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Registers {
     /// The value of each register by name, in hex.
     #[serde(flatten)]
@@ -125,7 +126,7 @@ pub struct Registers {
 }
 
 /// A message of the guest's kernel.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct Said {
     /// The message's time in seconds, by the kernel's clock.
     pub seconds: f64,

@@ -6,6 +6,7 @@
 
 use machine::Processor;
 use machine::position::Instructions;
+use schemars::JsonSchema;
 use serde::Serialize;
 use syscalls::Errno;
 use syscalls::x86_64::Sysno;
@@ -20,7 +21,7 @@ const WORKING_DIRECTORY: i32 = -100;
 const LOWEST_ERROR: i64 = -4095;
 
 /// A system call that was entered.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct SystemCall {
     /// The call's name, or its number if unknown.
     pub name: String,

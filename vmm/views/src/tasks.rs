@@ -9,10 +9,11 @@ use guest_symbols::switched_out::SwitchFrame;
 use guest_symbols::tasks::{AddressSpace, Process, Processes, Tasks, Thread};
 use machine::unit::Unit;
 use machine::{Machine, Processor};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// A process, or one of the other threads of a process.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Task {
     /// The task's number in the kernel.
     pub pid: u32,
@@ -43,7 +44,7 @@ pub struct Task {
 }
 
 /// All tasks at a place.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(transparent)]
 pub struct TaskList {
     /// Each process, followed by its threads.

@@ -20,6 +20,7 @@ use cpu::SystemCalls;
 use cpu::Traps;
 use guest_symbols::NoKernel;
 use guest_symbols::tasks::Thread;
+use schemars::JsonSchema;
 use serde::Serialize;
 use syscalls::x86_64::Sysno;
 
@@ -43,7 +44,7 @@ const RETURN: &str = "native_irq_return_iret";
 const MAX_LINE_BYTES: usize = 4096;
 
 /// The number of events of each kind in a trace.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Counts {
     /// The number of entered system calls.
     pub system_calls: u64,

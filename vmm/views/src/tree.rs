@@ -21,6 +21,7 @@ use history::timeline::{Poll, Timeline};
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction};
 use machine::error::Error;
 use machine::position::Instructions;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::functions::{Argument, Functions, symbol_at};
@@ -51,7 +52,7 @@ pub struct Question {
 }
 
 /// The calls of a thread in a part of a recording.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct Tree {
     /// The thread's number, if the kernel is known.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -68,7 +69,7 @@ pub struct Tree {
 }
 
 /// A call, with the calls that it made.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Node {
     /// The number of instructions executed before the function's first instruction.
     pub instruction: u64,

@@ -15,6 +15,7 @@ use history::timeline::{Filter, Hit, Poll, Stops, Timeline, TravelStop, Watch};
 use machine::error::Error;
 use machine::position::{Count, Instructions};
 use machine::{Machine, Processor};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::filters::Filters;
@@ -38,7 +39,7 @@ pub struct Question<'a> {
 }
 
 /// The values of a variable.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct Values {
     /// The variable as the user wrote it.
     pub variable: String,
@@ -63,7 +64,7 @@ pub struct Values {
 }
 
 /// A write of the variable.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct Write {
     /// The moment just before the writing instruction.
     #[serde(flatten)]

@@ -9,6 +9,7 @@ use machine::error::{Error, exit_code};
 use machine::notation::PositionSpec;
 use machine::position::Instructions;
 use recording::Recording;
+use schemars::JsonSchema;
 use serde::Serialize;
 use views::difference::{Difference, Side};
 use views::guest_kernel::GuestKernels;
@@ -56,17 +57,29 @@ pub struct Args {
     json: bool,
 }
 
+/// The JSON that `ttvm diff` prints.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "only the schema is used")]
+pub enum Printed {
+    /// With two positions.
+    Positions(Difference),
+    /// Without positions.
+    Runs(Runs),
+}
+
 /// Two recordings of the same guest, and the first instruction after which they differ.
-#[derive(Serialize)]
-struct Runs {
+#[derive(JsonSchema, Serialize)]
+pub struct Runs {
     /// `None` if the runs are equal.
     #[serde(flatten)]
     parted: Option<Parted>,
+    /// Whether the runs are equal.
     equal: bool,
 }
 
 /// The first instruction after which two runs differ.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 struct Parted {
     #[serde(flatten)]
     at: Moment,

@@ -11,10 +11,11 @@ use history::timeline::Timeline;
 use machine::error::{Error, exit_code};
 use machine::new_file::NewFile;
 use machine::position::Count;
+use schemars::JsonSchema;
 use serde::Serialize;
-use views::disk::{DiskContents, Volume, list, trouble};
+use views::disk::{DiskContents, DiskInfo, Listing, Volume, list, trouble};
 
-use crate::disk_server::ServerArgs;
+use crate::disk_server::{Served, ServerArgs};
 use crate::help::POSITIONS;
 use crate::interrupt::Interrupt;
 use crate::output::{BytesOutput, print_answer, say};
@@ -102,9 +103,11 @@ enum Action {
 }
 
 /// The position of an answer.
-#[derive(Clone, Copy, Serialize)]
+#[derive(Clone, Copy, JsonSchema, Serialize)]
 struct At {
+    /// The number of instructions before the position.
     instruction: u64,
+    /// The guest's time at the position.
     guest_seconds: f64,
 }
 
@@ -115,9 +118,24 @@ impl At {
     }
 }
 
+/// The JSON that `ttvm disk` prints.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "only the schema is used")]
+pub enum Printed<'a> {
+    /// `ttvm disk R info`.
+    Info(Placed<DiskInfo>),
+    /// `ttvm disk R ls`.
+    Ls(Placed<Listing>),
+    /// `ttvm disk R export`.
+    Export(Placed<Exported<'a>>),
+    /// `ttvm disk R mount`.
+    Mount(Placed<Served>),
+}
+
 /// An answer, with its position.
-#[derive(Serialize)]
-struct Placed<T> {
+#[derive(JsonSchema, Serialize)]
+pub struct Placed<T> {
     #[serde(flatten)]
     at: At,
     #[serde(flatten)]
@@ -202,9 +220,11 @@ fn cat(files: &mut Files, path: &[u8]) -> Result<(), Error> {
 }
 
 /// A disk image that was written.
-#[derive(Serialize)]
-struct Exported<'a> {
+#[derive(JsonSchema, Serialize)]
+pub struct Exported<'a> {
+    /// The image's file.
     file: &'a Path,
+    /// The size of the disk in bytes.
     size_bytes: u64,
     /// The number of bytes that the image takes on the host's disk.
     disk_bytes: u64,

@@ -26,6 +26,7 @@ pub mod replay;
 pub mod reports;
 pub mod rm;
 pub mod run;
+pub mod schema;
 pub mod search;
 pub mod state;
 pub mod symbols;

@@ -2,6 +2,7 @@
 
 use std::fmt::{Display, Formatter, Result as Written};
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use views::moment::Moment;
 use views::visible::in_a_line;
@@ -9,7 +10,7 @@ use views::visible::in_a_line;
 use crate::answer::Span;
 
 /// Where a value went.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct Onward {
     /// The location of the value, as the user wrote it.
     pub location: String,
@@ -34,7 +35,7 @@ pub struct Onward {
 }
 
 /// A step that copied or used the value.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct Passage {
     /// The kind of the copy or use.
     pub kind: Kind,
@@ -63,7 +64,7 @@ pub struct Passage {
 }
 
 /// A kind of copy or use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// The step copied bytes of the value.
@@ -81,7 +82,7 @@ pub enum Kind {
 }
 
 /// Why a search ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum End {
     /// The search came to the last position to search.

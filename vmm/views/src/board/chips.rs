@@ -8,6 +8,7 @@ use devices::pic::PicSummary;
 use devices::pit::ChannelSummary;
 use devices::rtc::{Date, RtcSummary};
 use devices::uart::UartSummary;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::vectors::{Names, Target};
@@ -17,7 +18,7 @@ use super::words::{level, listed, seconds};
 const SERIAL_SOURCES: [&str; 4] = ["received data", "transmitter empty", "line status", "modem status"];
 
 /// An input of the I/O APIC.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Redirection {
     /// The number of the input.
     pub pin: u8,
@@ -37,7 +38,7 @@ pub struct Redirection {
 }
 
 /// An interrupt controller of the 8259 pair. Each register has a bit for each input.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Pic {
     /// The inputs that request an interrupt (IRR).
     pub requested: u8,
@@ -52,7 +53,7 @@ pub struct Pic {
 }
 
 /// A channel of the timer.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct PitChannel {
     /// The mode, 0 to 5.
     pub mode: u8,
@@ -73,7 +74,7 @@ pub struct PitChannel {
 }
 
 /// The real-time clock.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Rtc {
     /// The date and the time that the clock shows.
     pub date: String,
@@ -90,7 +91,7 @@ pub struct Rtc {
 }
 
 /// The alarm of the real-time clock.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Alarm {
     /// Whether the alarm causes an interrupt.
     pub is_enabled: bool,
@@ -99,7 +100,7 @@ pub struct Alarm {
 }
 
 /// The ACPI timer and the registers of its interrupt.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Acpi {
     /// The timer's value.
     pub timer: u32,
@@ -110,7 +111,7 @@ pub struct Acpi {
 }
 
 /// The serial port.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Serial {
     /// The sources that may cause an interrupt.
     pub enabled: Vec<&'static str>,

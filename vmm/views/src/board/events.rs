@@ -5,13 +5,14 @@ use std::fmt::{Display, Formatter, Result as Written};
 use history::timeline::Timeline;
 use machine::error::Error;
 use machine::position::Count;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::processors::LocalApic;
 use super::words::seconds;
 
 /// An event that will happen by itself.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct NextEvent {
     /// The guest time of the event.
     pub guest_seconds: f64,

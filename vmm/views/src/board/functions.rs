@@ -5,13 +5,14 @@ use std::fmt::{Display, Formatter, Result as Written};
 use devices::interrupt_message::InterruptMessage;
 use devices::pci::{FunctionSummary, MessageSummary, MessagesSummary};
 use devices::virtio::{DeviceStateV1, QueueSummary, RingSummary, SECTOR_BYTES, VirtioSummary};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::vectors::{Names, Target};
 use super::words::listed;
 
 /// A function on the PCI bus.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Function {
     /// The address, as `lspci` prints it.
     pub address: String,
@@ -47,7 +48,7 @@ pub struct Function {
 }
 
 /// A base address register.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Bar {
     /// The BAR's number.
     pub number: usize,
@@ -60,7 +61,7 @@ pub struct Bar {
 }
 
 /// The messages of MSI or MSI-X.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Messages {
     /// Whether the messages replace the interrupt line.
     pub is_enabled: bool,
@@ -71,7 +72,7 @@ pub struct Messages {
 }
 
 /// A message of MSI or MSI-X.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Message {
     /// The message's number.
     pub number: usize,
@@ -89,7 +90,7 @@ pub struct Message {
 }
 
 /// A virtio device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Virtio {
     /// The kind: `block`, `console`, `net` or `rng`.
     pub kind: &'static str,
@@ -109,7 +110,7 @@ pub struct Virtio {
 }
 
 /// The properties that only one kind of virtio device has.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(untagged)]
 pub enum VirtioDevice {
     /// A disk.
@@ -147,7 +148,7 @@ pub enum VirtioDevice {
 }
 
 /// A queue of a virtio device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Queue {
     /// The queue's number.
     pub number: usize,
@@ -173,7 +174,7 @@ pub struct Queue {
 }
 
 /// The driver's side of a queue, as the guest's memory has it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Ring {
     /// Index of the next entry that the driver makes available.
     pub available_index: u16,

@@ -4,6 +4,7 @@ use std::fmt::{Display, Formatter, Result as Written};
 
 use devices::interrupt_message::DeliveryMode;
 use devices::lapic::{LapicSummary, LocalEntry, Mode, StartupV1, TimerMode, TimerSummary};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::vectors::{Names, VectorUse, delivery};
@@ -11,7 +12,7 @@ use super::words::{listed, seconds};
 use crate::processors::Activity;
 
 /// The local APIC of a processor.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct LocalApic {
     /// The number of the processor.
     pub processor: usize,
@@ -47,7 +48,7 @@ pub struct LocalApic {
 }
 
 /// An entry of the local vector table.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct LocalSource {
     /// The interrupt's source.
     pub source: &'static str,
@@ -61,7 +62,7 @@ pub struct LocalSource {
 }
 
 /// The timer of a local APIC.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct LocalTimer {
     /// The mode: `one-shot`, `periodic` or `TSC-deadline`.
     pub mode: &'static str,

@@ -9,6 +9,7 @@ use guest_symbols::Symbols;
 use guest_symbols::interrupts::Interrupts;
 use machine::Machine;
 use machine::position::Instructions;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::words::listed;
@@ -20,7 +21,7 @@ const GATE_BYTES: u64 = 16;
 const ENTRY_POINT: &str = "asm_";
 
 /// A vector, and its use by the guest's kernel.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct VectorUse {
     /// The vector.
     pub vector: u8,
@@ -33,7 +34,7 @@ pub struct VectorUse {
 }
 
 /// A handler of an interrupt.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Handler {
     /// The name that the driver gave, as in `/proc/interrupts`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,7 +45,7 @@ pub struct Handler {
 }
 
 /// The processors that an interrupt message is for, and the interrupt that they get.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Target {
     /// The delivery mode.
     pub delivery: &'static str,

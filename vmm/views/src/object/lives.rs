@@ -1,5 +1,6 @@
 //! The lives of some memory: each from an allocation to a free.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::moment::Moment;
@@ -11,7 +12,7 @@ const PAGE: &str = "page";
 pub(super) const LARGE: &str = "kmalloc-large";
 
 /// One use of the memory, from its allocation to its free.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize)]
 pub struct Life {
     /// The name, which no other life has. `None` if the allocation is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -30,7 +31,7 @@ pub struct Life {
 }
 
 /// When a life is, compared with the position of the question.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum When {
     /// The life has ended.
@@ -43,7 +44,7 @@ pub enum When {
 }
 
 /// An allocation or a free.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct Event {
     /// The moment: just before the allocating function returns, or just before the freeing function begins.
     #[serde(flatten)]

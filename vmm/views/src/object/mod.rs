@@ -22,6 +22,7 @@ use history::timeline::{Poll, Timeline};
 use machine::Machine;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::difference::Point;
@@ -48,7 +49,7 @@ pub struct Question<'a> {
 }
 
 /// An object, and the lives of its memory around a position.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct Object {
     /// The position.
     #[serde(flatten)]
@@ -75,7 +76,7 @@ pub struct Object {
 }
 
 /// The memory that the kernel allocates and frees together.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Place {
     /// An object of a cache.
