@@ -137,15 +137,9 @@ fn changes_like_a_page_walk(
     Ok(address.is_multiple_of(8) && changed != 0 && changed & !ACCESSED_AND_DIRTY == 0)
 }
 
+/// Names an event that writes memory. Typed keys and the console's size change only registers of devices.
 fn by_event(number: u64, event: &Event, value: &[u8]) -> Option<Source> {
     let text = match event {
-        Event::ConsoleInput(bytes) => {
-            let typed: Vec<String> = bytes.iter().take(16).map(|byte| key(*byte)).collect();
-            format!("event {number}: typed {}", typed.join(" "))
-        }
-        Event::ConsoleResize { columns, rows } => {
-            format!("event {number}: the console's size, {columns} x {rows}")
-        }
         Event::NetworkInput(frames) => {
             let place = frames.iter().enumerate().find_map(|(frame, bytes)| {
                 let offset = bytes.windows(value.len().max(1)).position(|part| part == value)?;

@@ -12,11 +12,16 @@ const NEXT: u16 = 1;
 const WRITABLE: u16 = 2;
 const INDIRECT: u16 = 4;
 const DESCRIPTOR_BYTES: u64 = 16;
+/// The number of bytes of a virtio device's registers in memory.
+pub const REGISTER_BYTES: u64 = 0x4000;
 /// The offset of the sector in the header of a request to a virtio disk, and the header's length.
 const REQUEST_SECTOR: u64 = 8;
 pub const REQUEST_HEADER: u64 = 16;
 /// The largest number of descriptors in one chain. Larger chains are a mistake of the guest.
 const MOST_DESCRIPTORS: usize = 1 << 15;
+
+/// The name of a device of the host.
+const PASSED_THROUGH: &str = "passed-through device";
 
 /// A buffer of a request.
 pub struct Buffer {
@@ -42,9 +47,14 @@ pub fn function_at(
 ) -> Option<(usize, &VirtioFunctionStateV1)> {
     let numbered = functions.iter().enumerate().map(|(index, function)| (index + 1, function));
     let base = |function: &VirtioFunctionStateV1| bases(function).filter(|base| *base <= address).max();
+    // The sizes of a passed-through function's parts are not known.
+    let is_in = |function: &VirtioFunctionStateV1, base: u64| {
+        address - base < REGISTER_BYTES || name(&function.device) == PASSED_THROUGH
+    };
     numbered
         .filter_map(|found| Some((base(found.1)?, found)))
         .max_by_key(|(base, _)| *base)
+        .filter(|(base, (_, function))| is_in(function, *base))
         .map(|found| found.1)
 }
 
@@ -65,7 +75,7 @@ pub fn name(device: &DeviceStateV1) -> &'static str {
         DeviceStateV1::Console { .. } => "virtio console",
         DeviceStateV1::Rng { .. } => "virtio entropy device",
         DeviceStateV1::Net { .. } => "virtio network card",
-        _ => "passed-through device",
+        _ => PASSED_THROUGH,
     }
 }
 

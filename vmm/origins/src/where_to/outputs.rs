@@ -8,10 +8,7 @@ use machine::position::Instructions;
 
 use super::followed::Followed;
 use crate::cell::Cell;
-use crate::queues::{self, Buffer, REQUEST_HEADER};
-
-/// The number of bytes of a device's registers in memory.
-const REGISTER_BYTES: u64 = 0x4000;
+use crate::queues::{self, Buffer, REGISTER_BYTES, REQUEST_HEADER};
 
 /// The queues of the machine's devices, and the requests in them that are already known.
 #[derive(Clone, Default)]
