@@ -14,6 +14,7 @@ pub mod long_mode;
 pub mod passed;
 pub mod several;
 pub mod stopped;
+pub mod virtio;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -428,8 +429,19 @@ fn record_kernel(
     inputs: impl Inputs<Instructions>,
     checkpoints: Option<CheckpointOptions>,
 ) -> (Recording<Instructions>, EndRecord<Instructions>) {
+    record_machine(directory, name, &options(kernel), intervals, inputs, checkpoints)
+}
+
+fn record_machine(
+    directory: &Path,
+    name: &str,
+    options: &MachineOptions,
+    intervals: Intervals,
+    inputs: impl Inputs<Instructions>,
+    checkpoints: Option<CheckpointOptions>,
+) -> (Recording<Instructions>, EndRecord<Instructions>) {
     let path = directory.join(name);
-    let mut guest = Recordable::new(&options(kernel), POWER_ON).unwrap();
+    let mut guest = Recordable::new(options, POWER_ON).unwrap();
     let recording = guest.record_in(&path).unwrap().checks(intervals).checkpoints(checkpoints);
     let end = recording.run(inputs).unwrap();
     (open(&path), end)

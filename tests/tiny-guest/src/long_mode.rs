@@ -6,13 +6,15 @@ use std::path::Path;
 
 use iced_x86::code_asm::*;
 use iced_x86::{BlockEncoder, BlockEncoderOptions, IcedError, InstructionBlock};
+use machine::config::MachineOptions;
 use machine::inputs::{Event, Inputs};
 use machine::position::Instructions;
 use recording::Recording;
 use recording::log::EndRecord;
 
 use crate::{
-    DENSE, HEADER_BYTES, LOAD, STIRRED, STIRRED_BYTES, Script, dense_checkpoints, image, record_kernel,
+    DENSE, HEADER_BYTES, LOAD, STIRRED, STIRRED_BYTES, Script, dense_checkpoints, image, options,
+    record_machine,
 };
 
 /// The virtual address at which all physical memory is mapped a second time.
@@ -20,7 +22,7 @@ pub const ALIAS: u64 = 1 << 30;
 /// The address of the first byte above the stack.
 pub const STACK: u64 = STIRRED + STIRRED_BYTES;
 /// Page tables, and the table of segments.
-const TABLES: i32 = 0x30_0000;
+pub(crate) const TABLES: i32 = 0x30_0000;
 const SEGMENTS: i32 = TABLES + 0x3000;
 /// The size of the code that switches to 64-bit mode. The test's code follows.
 const SWITCH_BYTES: usize = 0x100;
@@ -81,6 +83,17 @@ pub fn record(
     code: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
     script: Vec<(u64, Event)>,
 ) -> (Recording<Instructions>, EndRecord<Instructions>, Vec<u64>) {
+    record_on(directory, name, |options| options, code, script)
+}
+
+/// Does the same as [`record`], in a machine with other options.
+pub(crate) fn record_on(
+    directory: &Path,
+    name: &str,
+    change: impl FnOnce(MachineOptions) -> MachineOptions,
+    code: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
+    script: Vec<(u64, Event)>,
+) -> (Recording<Instructions>, EndRecord<Instructions>, Vec<u64>) {
     let assemble = || -> Result<(Vec<u8>, Vec<u64>), IcedError> {
         let mut a = CodeAssembler::new(64)?;
         a.nop()?;
@@ -103,6 +116,7 @@ pub fn record(
     let kernel = directory.join(format!("{name}-kernel"));
     std::fs::write(&kernel, image(&program)).unwrap();
     let inputs: &mut dyn Inputs<Instructions> = &mut Script(script);
-    let (recording, end) = record_kernel(directory, name, kernel, DENSE, inputs, Some(dense_checkpoints()));
+    let (options, checkpoints) = (change(options(kernel)), Some(dense_checkpoints()));
+    let (recording, end) = record_machine(directory, name, &options, DENSE, inputs, checkpoints);
     (recording, end, addresses)
 }
