@@ -12,6 +12,8 @@
 //! processors never start.
 
 pub mod callbacks;
+pub mod interrupts;
+pub mod objects;
 pub mod programs;
 
 use std::collections::BTreeMap;
@@ -239,6 +241,8 @@ impl Kernel {
         types.structure("inactive_task_frame", 56, &fields);
         types.structure("orc_entry", 6, &[("sp_offset", 1, 0), ("bp_offset", 1, 2), ("signal", 1, 4)]);
         callbacks::write_types(&mut types);
+        objects::write_types(&mut types);
+        interrupts::write_types(&mut types);
         let bytes = types.bytes();
         self.put(TYPES, &bytes);
         self.symbol("__start_BTF", 'R', IMAGE + TYPES);
@@ -402,6 +406,38 @@ impl Types {
         let rest: Vec<u32> =
             fields.iter().flat_map(|&(name, kind, offset)| [self.string(name), kind, offset * 8]).collect();
         self.record(name, 4 << 24 | fields.len() as u32, size, &rest)
+    }
+
+    /// Adds a signed number of this size, and returns its number.
+    fn integer(&mut self, name: &str, bytes: u32) -> u32 {
+        self.record(name, 1 << 24, bytes, &[1 << 24 | 8 * bytes])
+    }
+
+    fn enumeration(&mut self, name: &str, values: &[(&str, u32)]) {
+        let rest: Vec<u32> = values.iter().flat_map(|&(name, value)| [self.string(name), value]).collect();
+        self.record(name, 6 << 24 | values.len() as u32, 4, &rest);
+    }
+
+    /// Adds a record without a name, and returns its number.
+    fn unnamed(&mut self, info: u32, size: u32, rest: &[u32]) -> u32 {
+        let words = [0, info, size].into_iter().chain(rest.iter().copied());
+        self.records.extend(words.flat_map(u32::to_le_bytes));
+        self.count += 1;
+        self.count
+    }
+
+    /// Adds the type of a pointer to a type, and returns its number. The type 0 is `void`.
+    fn pointer(&mut self, to: u32) -> u32 {
+        self.unnamed(2 << 24, to, &[])
+    }
+
+    /// Adds a function with parameters (name, type). A parameter without name and type stands for more arguments.
+    fn function(&mut self, name: &str, result: u32, parameters: &[(&str, u32)]) {
+        let name_of = |types: &mut Types, name: &str| if name.is_empty() { 0 } else { types.string(name) };
+        let rest: Vec<u32> =
+            parameters.iter().flat_map(|&(name, kind)| [name_of(self, name), kind]).collect();
+        let prototype = self.unnamed(13 << 24 | parameters.len() as u32, result, &rest);
+        self.record(name, 12 << 24, prototype, &[]);
     }
 
     fn bytes(&self) -> Vec<u8> {
