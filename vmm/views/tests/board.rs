@@ -6,9 +6,9 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use machine::inputs::Event;
 use machine::position::Instructions;
-use tiny_guest::STIRRED;
 use tiny_guest::linux::interrupts;
 use tiny_guest::virtio::{self, DISK, ENTROPY, NETWORK, Queue, read, written};
+use tiny_guest::{DENSE, STIRRED, Script, several};
 use views::board::Board;
 use views::difference::Side;
 
@@ -324,4 +324,40 @@ fn written_blocks_of_the_disk_differ() {
             blocks[0] == 1 && blocks.len() > 1
         );
     }
+}
+
+/// The first processor sends INIT and a start-up message for page 8 to the others.
+#[test]
+fn processors_that_have_not_started_are_shown() {
+    let directory = tempfile::tempdir().unwrap();
+    let guest = (20_000, several::processors(3));
+    let (recording, _) = several::record(directory.path(), "r.ttvm", guest, DENSE, None, Script(Vec::new()));
+    let mut timeline = Timeline::open(&recording).unwrap();
+    let mut seen: Vec<(Option<u8>, String)> = Vec::new();
+    // The messages are among the first instructions, and the first turn is longer.
+    for position in (0..60).chain((60..2_000).step_by(97)) {
+        timeline.seek(Instructions(position), &mut never).unwrap();
+        let board = Board::of(&timeline).unwrap();
+        let ids: Vec<_> = board.local_apics.iter().map(|apic| (apic.processor, apic.id)).collect();
+        assert_eq!(ids, [(0, 0), (1, 1), (2, 2)]);
+        let apic = &board.local_apics[1];
+        let first = apic.to_string().lines().next().unwrap().to_string();
+        let state = (apic.startup_page, first);
+        if seen.last() != Some(&state) {
+            seen.push(state);
+        }
+        if let Some(page) = apic.startup_page {
+            let line = format!("\n  a start-up message for page {page:#x} has come\n");
+            assert!(apic.to_string().contains(&line), "{apic}");
+        }
+    }
+    let begin = "processor 1, not started: local APIC 1, xAPIC";
+    let disabled = format!("{begin}, disabled by software");
+    let expected = [
+        (None, begin.to_string()),
+        (None, disabled.clone()),
+        (Some(8), disabled.clone()),
+        (None, disabled.replace("not started", "running")),
+    ];
+    assert_eq!(seen, expected);
 }
