@@ -26,6 +26,8 @@ pub const TIMERS: [u64; 5] =
 pub const NOTIFIER: u64 = OBJECTS + 0x680;
 /// The pointer that the kernel copies to the notifier.
 pub const LISTENERS: u64 = OBJECTS + 0x700;
+/// The pointer to `hook_runs`, which three functions call in different ways.
+pub const HOOK: u64 = OBJECTS + 0x7a0;
 const CALL_TABLE: u64 = OBJECTS + 0x708;
 const SOFTIRQS: u64 = OBJECTS + 0x710;
 const PENDING: u64 = OBJECTS + 0x7f0;
@@ -101,7 +103,7 @@ pub fn record(directory: &Path, name: &str, pending: Pending) -> (Recording<Inst
 }
 
 /// The stages, each the name of a function and the functions that it calls.
-const STAGES: [(&str, &[&str]); 13] = [
+const STAGES: [(&str, &[&str]); 14] = [
     (
         "timers",
         &["boot_timer", "setup_timer", "waits", "__run_timers", "waits", "process_one_work", "boot_timer"],
@@ -116,6 +118,7 @@ const STAGES: [(&str, &[&str]); 13] = [
     ("interrupts", &["probe_first", "probe_others", "__handle_irq_event_percpu", "irq_thread_fn"]),
     ("threads", &["creates", "creates_other", "kthread"]),
     ("notifiers", &["register_listener", "notifier_call_chain"]),
+    ("hooks", &["runs_hook", "runs_thunked", "runs_own"]),
     ("calls", &["makes_call", "run_call_timer"]),
     ("interrupted", &["busy", "run_interrupt_timer"]),
     ("busy_timers", &["boot_busy_timer", "run_busy_timer", "run_interrupt_timer"]),
@@ -124,7 +127,7 @@ const STAGES: [(&str, &[&str]); 13] = [
 ];
 
 /// The function of each object: the object's field, and the function's name.
-fn functions() -> [(u64, &'static str); 15] {
+fn functions() -> [(u64, &'static str); 16] {
     let of_timer = |timer: u64| timer + u64::from(FUNCTION);
     let of_tasklet = |number: u64| TASKLETS + number * 0x80 + u64::from(TASKLET_FUNCTION);
     let [call, interrupt, busy, faulty, unarmed] = TIMERS.map(of_timer);
@@ -144,6 +147,7 @@ fn functions() -> [(u64, &'static str); 15] {
         (unarmed, "unarmed_ticks"),
         (CALL_TABLE, "__x64_sys_ping"),
         (LISTENERS, "listens"),
+        (HOOK, "hook_runs"),
     ]
 }
 
@@ -176,6 +180,7 @@ fn kernel_code() -> Assembled {
         "handles_other",
         "thread_runs",
         "listens",
+        "hook_runs",
         "call_ticks",
         "interrupt_ticks",
         "exc_int3",
@@ -494,5 +499,24 @@ fn notifiers(code: &mut Code) -> Done {
     code.at("notifier_call_chain")?.mov(rbx, NOTIFIER)?;
     code.a.mov(edi, 3)?;
     code.at("notifier_call_chain.calls")?.call(qword_ptr(rbx + 8))?;
-    code.a.ret()
+    code.a.ret()?;
+
+    // The same pointer is called through a register, through a thunk, and as one of the processor's own variables.
+    let thunk = code.to("__x86_indirect_thunk_rax");
+    for name in ["runs_hook", "runs_thunked"] {
+        let a = code.at(name)?;
+        a.mov(rbx, HOOK)?;
+        a.mov(rax, qword_ptr(rbx))?;
+        if name == "runs_hook" {
+            a.call(rax)?
+        } else {
+            a.call(thunk)?
+        }
+        a.ret()?;
+    }
+    let a = code.at("runs_own")?;
+    a.mov(r8, HOOK - u64::from(OWN_BASE) - 0x10)?;
+    a.mov(r9d, 2)?;
+    a.call(qword_ptr(r8 + r9 * 8).gs())?;
+    a.ret()
 }

@@ -7,7 +7,7 @@ use machine::position::{Count, Instructions};
 use origins::{Arming, ArmingEndKind as End, EndKind, Kind, WhoArmed};
 use tiny_guest::linux::Places;
 use tiny_guest::linux::callbacks::{
-    CLOCK, DATA, HEAD, LISTENERS, NOTIFIER, Pending, TASKLETS, TIMER, TIMERS, WORK, record,
+    CLOCK, DATA, HEAD, HOOK, LISTENERS, NOTIFIER, Pending, TASKLETS, TIMER, TIMERS, WORK, record,
 };
 
 struct Guest {
@@ -286,6 +286,34 @@ fn the_writes_of_a_function_pointer_are_listed() {
     let text = answer.to_string();
     assert!(text.contains(&format!("\n  {:#x}:8 at insn:", NOTIFIER + 8)), "{text}");
     assert!(text.ends_with("\nfrom a function pointer, whose writes are listed above"), "{text}");
+}
+
+#[test]
+fn a_pointer_is_followed_from_a_register_and_from_the_processors_own_variables() {
+    let mut guest = Guest::new();
+    let hook = format!("{HOOK:#x}:8");
+    for (call, caller, location, reads) in
+        [(0, "runs_hook", "rax", true), (1, "runs_thunked", "rax", true), (2, "runs_own", &*hook, false)]
+    {
+        let answer = guest.answer("hook_runs", call);
+        assert_eq!((answer.links.len(), answer.end.kind), (1, End::Pointer), "{answer}");
+        let link = &answer.links[0];
+        assert_eq!(
+            (link.kind, &*link.function, &*link.caller),
+            (Kind::Pointer, "hook_runs", caller),
+            "{answer}"
+        );
+        let pointer = link.pointer.as_ref().unwrap();
+        assert_eq!(pointer.location, location, "{answer}");
+        assert_eq!(pointer.value, format!("{:#x}", guest.places["hook_runs"]), "{answer}");
+        // The caller reads the pointer just before the call.
+        let first = &pointer.links[0];
+        let is_read = first.instruction == link.called.instruction - 1;
+        assert_eq!((pointer.links.len(), is_read), (if reads { 3 } else { 2 }, reads), "{answer}");
+        let written = &pointer.links[pointer.links.len() - 2];
+        assert_eq!(written.to.address, Some(format!("{HOOK:#x}")), "{answer}");
+        assert_eq!(pointer.end.kind, EndKind::Constant, "{answer}");
+    }
 }
 
 #[test]
