@@ -180,6 +180,42 @@ fn bytes_from_devices_are_named_by_their_place_at_the_device() {
     frame(FRAMES + 10, 1, "2 network frames");
 }
 
+/// The guest waits for a frame in a loop whose first instruction loads the frame's beginning.
+fn receives(a: &mut CodeAssembler, marks: &mut Marks) -> Result<(), IcedError> {
+    virtio::map_registers(a)?;
+    virtio::start(a, NETWORK, 0, &[0])?;
+    virtio::request(a, RECEIVED, 0, &[written(FRAMES, 12), written(FRAMES + 0x100, 64)])?;
+    virtio::to_doorbell(a, RECEIVED)?;
+    virtio::notify(a, RECEIVED)?;
+    a.mov(ebx, 10_000)?;
+    let (mut top, mut out) = (a.create_label(), a.create_label());
+    a.set_label(&mut top)?;
+    marks.set("load", a);
+    a.mov(rax, qword_ptr(FRAMES + 0x100))?;
+    a.test(rax, rax)?;
+    a.jne(out)?;
+    a.dec(ebx)?;
+    a.jne(top)?;
+    a.set_label(&mut out)?;
+    a.mov(qword_ptr(COPIES), rax)
+}
+
+#[test]
+fn an_event_just_before_the_load_of_its_bytes_is_found() {
+    // The first run has no event, and says where the loads are.
+    let mut quiet = Guest::new(|_| (), receives, Vec::new());
+    let first = quiet.at("load").number();
+    let load = first + 5 * 1_000;
+    let frame: Vec<u8> = (0x40..0x54).collect();
+    let script = vec![(load, Event::NetworkInput(vec![frame]))];
+    let mut guest = Guest::new(|_| (), receives, script);
+    let answer = guest.ask(COPIES, 8);
+    let steps: Vec<u64> = answer.links.iter().map(|link| link.instruction).collect();
+    assert_eq!(steps, [load + 3, load, load], "{answer}");
+    let text = "from outside: event 1: byte 0 of network frame 1 of 1, which has 20 bytes";
+    assert_eq!((&*answer.end.text, &*answer.value), (text, "0x4746454443424140"), "{answer}");
+}
+
 /// The guest lets the disk overwrite the descriptor of the next request. The second pair of such requests begins with a
 /// write to a port. The device's configuration space gives access to the registers (VIRTIO 1.2, section 4.1.4.9).
 fn overwritten_descriptors(a: &mut CodeAssembler, marks: &mut Marks) -> Result<(), IcedError> {

@@ -152,6 +152,42 @@ fn the_writers_of_a_word_are_found_on_all_processors() {
     assert!(on.len() > 1, "{on:?}");
 }
 
+/// All processors read and write one word. The first access after a position is the first use of the word's value, or the
+/// value's end.
+#[test]
+fn a_value_is_followed_on_the_processor_that_uses_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = record_several(directory.path());
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let end = timeline.end();
+    let location: Location = format!("phys:{:#x}:2", several::SHARED).parse().unwrap();
+    let (mut used, mut on) = (0, std::collections::BTreeSet::new());
+    for place in 1..20 {
+        let at = Instructions(end.number() * place / 20);
+        let point =
+            |kind| Watchpoint { space: AddressKind::Physical, address: several::SHARED, length: 2, kind };
+        let mut first = |kind| {
+            timeline.set_stops(Stops { watches: vec![Watch::from(point(kind))], ..Stops::default() });
+            let found = timeline.hits(at, end, 1, &mut || false).unwrap().found;
+            timeline.set_stops(Stops::default());
+            found.first().map(|hit| (hit.before.number(), hit.processor))
+        };
+        let (access, write) = (first(WatchKind::Access).unwrap(), first(WatchKind::Write).unwrap());
+        let question = WhereTo { with_registers: true, limit: 1, ..onward(&location, at, end) };
+        let answer = question.run(&mut timeline, &mut || false).unwrap();
+        if access == write {
+            assert!(answer.passages.is_empty() && answer.end == OnwardEnd::Gone, "{answer}");
+            continue;
+        }
+        let passage = &answer.passages[0];
+        assert_eq!((passage.moment.instruction, passage.moment.processor), (access.0, Some(access.1)));
+        assert_eq!((passage.kind, passage.from.bytes), (PassageKind::Copied, 2), "{answer}");
+        used += 1;
+        on.insert(access.1);
+    }
+    assert!(used > 3 && on.len() > 1, "{used} {on:?}");
+}
+
 /// The number of steps before a place in which the test notes changes of registers.
 const STEPS: u64 = 3_000;
 
