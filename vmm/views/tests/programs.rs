@@ -311,3 +311,40 @@ fn an_earlier_console_has_another_text() {
     let difference = later.to(timeline.machine_mut(), 10).unwrap();
     assert!(difference.to_string().ends_with("\nthe consoles show different texts"), "{difference}");
 }
+
+/// The calls of a timer's function are millions of instructions apart, so the search can be interrupted between them.
+#[test]
+fn an_interrupted_list_of_calls_goes_on_where_it_ended() {
+    let mut guest = Guest::with_callbacks();
+    let (end, filters) = (guest.timeline.end(), Filters::default());
+    let question = calls::Question { function: "call_timer_fn", filters: &filters, limit: 100 };
+    let steps = |found: &calls::Calls| found.calls.iter().map(|call| call.at.instruction).collect::<Vec<_>>();
+    let whole = question.answer(&mut guest.timeline, Instructions(0)..end, &mut never).unwrap();
+    assert_eq!((whole.calls.len(), whole.interrupted, whole.goes_on_at), (7, false, None));
+    let mut interrupted = 0;
+    for polls in [0, 1, 2, 4, 8, 16, 32] {
+        let mut left = polls;
+        let mut poll = || {
+            left -= 1;
+            left < 0
+        };
+        match question.answer(&mut guest.timeline, Instructions(0)..end, &mut poll) {
+            Err(Error::Interrupted) => {}
+            Err(error) => panic!("{error}"),
+            Ok(found) if found.interrupted => {
+                let from = Instructions(found.goes_on_at.unwrap());
+                let rest = question.answer(&mut guest.timeline, from..end, &mut never).unwrap();
+                assert_eq!([steps(&found), steps(&rest)].concat(), steps(&whole), "{polls} polls");
+                interrupted += 1;
+            }
+            Ok(found) => assert_eq!(steps(&found), steps(&whole)),
+        }
+    }
+    println!("{interrupted} interrupted");
+
+    // A function can be named by its address.
+    let address = guest.name("call_timer_fn");
+    let question = calls::Question { function: &address, ..question };
+    let found = question.answer(&mut guest.timeline, Instructions(0)..end, &mut never).unwrap();
+    assert_eq!((steps(&found), &found.calls[0].function), (steps(&whole), &"call_timer_fn".to_string()));
+}
