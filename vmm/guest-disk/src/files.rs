@@ -265,13 +265,13 @@ impl<'a> Search<'a> {
         let mut pending = names(self.wanted);
         let mut links = 0;
         while let Some(name) = pending.pop_front() {
-            if name == b".." {
-                trail.truncate(trail.len().max(2) - 1);
-                continue;
-            }
             let folder = trail.last().expect("the root is never removed");
             if Kind::of(&folder.inode) != Kind::Folder {
                 return Err(self.refused(format!("{} is no folder", text(&folder.path))));
+            }
+            if name == b".." {
+                trail.truncate(trail.len().max(2) - 1);
+                continue;
             }
             let path = joined(&folder.path, &name);
             let inode = self.look_up(&folder.inode, &name)?;
