@@ -342,6 +342,138 @@ mod tests {
         }
     }
 
+    /// The reply to an option.
+    fn reply(number: u32, kind: u32, data: &[u8]) -> Vec<u8> {
+        let words = [number, kind, data.len() as u32].map(u32::to_be_bytes).concat();
+        [&[0, 3, 0xe8, 0x89, 4, 0x55, 0x65, 0xa9][..], &words, data].concat()
+    }
+
+    /// The data of INFO and GO, with a name and the numbers of the wanted information.
+    fn wanted(name: &[u8], numbers: &[u16]) -> Vec<u8> {
+        let mut data = (name.len() as u32).to_be_bytes().to_vec();
+        data.extend(name);
+        data.extend((numbers.len() as u16).to_be_bytes());
+        numbers.iter().for_each(|number| data.extend(number.to_be_bytes()));
+        data
+    }
+
+    /// The numbers are from the specification: 1 is ACK, 2 is SERVER, 3 is INFO; errors have bit 31.
+    #[test]
+    fn each_option_has_its_replies() {
+        let greeting = b"NBDMAGICIHAVEOPT\0\x03".as_slice();
+        let infos = |number| {
+            let size = [&[0, 0][..], &4096_u64.to_be_bytes(), &[1, 3]].concat();
+            let sizes = [0, 3, 0, 0, 0, 1, 0, 0, 0x10, 0, 2, 0, 0, 0];
+            [reply(number, 3, &size), reply(number, 3, &sizes), reply(number, 1, &[])].concat()
+        };
+        let error = |number: u32| 1 << 31 | number;
+        let name_too_long = [&[0, 0, 0, 3][..], b"ab", &[0, 0]].concat();
+        let cases = [
+            (3, vec![], [reply(3, 2, &[0; 4]), reply(3, 1, &[])].concat()),
+            (3, vec![0], reply(3, error(3), &[])),
+            (6, wanted(b"", &[]), infos(6)),
+            (6, wanted(b"", &[3, 0]), infos(6)),
+            (6, wanted(b"other", &[0]), reply(6, error(6), b"the disk's name is empty")),
+            (7, wanted(b"other", &[]), reply(7, error(6), b"the disk's name is empty")),
+            (6, name_too_long, reply(6, error(3), &[])),
+            (6, vec![0; 3], reply(6, error(3), &[])),
+            (6, vec![0; 5], reply(6, error(3), &[])),
+            (7, vec![0, 0, 0, 0, 0, 1], reply(7, error(3), &[])),
+            (7, vec![0, 0, 0, 0, 0, 1, 0], reply(7, error(3), &[])),
+            (7, vec![0; 7], reply(7, error(3), &[])),
+            // TLS and structured replies.
+            (5, vec![], reply(5, error(1), &[])),
+            (8, vec![], reply(8, error(1), &[])),
+            (99, vec![7; 1 << 16], reply(99, error(1), &[])),
+        ];
+        for (number, data, expected) in cases {
+            // After each of these options, the client may send others.
+            let sent = [FLAGS.to_vec(), option(number, &data), option(option::GO, &NO_NAME)].concat();
+            let (got, end) = talk(sent);
+            end.unwrap();
+            assert_eq!(got, [greeting, &expected, &infos(7)].concat(), "option {number}, {data:x?}");
+        }
+        let sent = [FLAGS.to_vec(), option(2, &[]), request(command::READ, 0, 1)].concat();
+        let (got, end) = talk(sent);
+        end.unwrap();
+        assert_eq!(got, [greeting, &reply(2, 1, &[])].concat(), "ABORT ends the connection");
+    }
+
+    #[test]
+    fn a_client_may_send_a_hundred_options() {
+        for (others, is_served) in [(99, true), (100, false)] {
+            let sent =
+                [FLAGS.to_vec(), option(99, b"").repeat(others), option(option::GO, &NO_NAME)].concat();
+            let (_, end) = talk([sent, request(command::READ, 0, 1)].concat());
+            assert_eq!(end.is_ok(), is_served);
+        }
+    }
+
+    #[test]
+    fn a_connection_may_end_between_requests_only() {
+        let hello = [FLAGS.to_vec(), option(option::GO, &NO_NAME)].concat();
+        for length in 0..hello.len() {
+            let (_, end) = talk(hello[..length].to_vec());
+            assert_eq!(end.unwrap_err().kind(), ErrorKind::UnexpectedEof, "{length}");
+        }
+        talk(hello).1.unwrap();
+    }
+
+    #[test]
+    fn requests_have_limits_and_no_flags() {
+        let flagged = |kind| {
+            let mut bytes = request(kind, 0, 1);
+            bytes[5] = 1;
+            bytes
+        };
+        assert_eq!(ask(flagged(command::READ)), reply_of(errno::EINVAL, &[]));
+        assert_eq!(ask(flagged(command::FLUSH)), reply_of(errno::EINVAL, &[]));
+        assert_eq!(ask(request(command::FLUSH, 0, 0)), reply_of(0, &[]));
+        assert_eq!(ask(request(command::WRITE_ZEROES, 0, 512)), reply_of(errno::EPERM, &[]));
+        assert_eq!(ask(request(command::READ, 0, 4096)), reply_of(0, &disk()));
+        // A write's data is skipped, so the next request is found.
+        let both = [request(command::WRITE, 0, 30), vec![0x25; 30], request(command::READ, 3, 2)].concat();
+        assert_eq!(ask(both), [reply_of(errno::EPERM, &[]), reply_of(0, &[3, 4])].concat());
+        let hello = [FLAGS.to_vec(), option(option::GO, &NO_NAME)].concat();
+        for (length, kind) in
+            [(MOST_REQUEST_BYTES, None), (MOST_REQUEST_BYTES + 1, Some(ErrorKind::InvalidData))]
+        {
+            let (_, end) = talk([hello.clone(), request(command::WRITE, 0, length)].concat());
+            assert_eq!(end.err().map(|error| error.kind()), kind);
+        }
+        let mut wrong = request(command::READ, 0, 1);
+        wrong[0] ^= 1;
+        assert_eq!(talk([hello.clone(), wrong].concat()).1.unwrap_err().kind(), ErrorKind::InvalidData);
+        // The longest read.
+        let sent = [hello.clone(), request(command::READ, 5, MOST_REQUEST_BYTES)].concat();
+        let mut client = Client { sent: io::Cursor::new(sent), got: Vec::new() };
+        serve(&mut client, &mut vec![0x77; (MOST_REQUEST_BYTES + 5) as usize]).unwrap();
+        let answer = &client.got[client.got.len() - MOST_REQUEST_BYTES as usize - 16..];
+        assert_eq!(answer[..16], reply_of(0, &[]));
+        assert!(answer[16..].iter().all(|byte| *byte == 0x77));
+    }
+
+    /// A disk that cannot be read.
+    struct Broken;
+
+    impl ByteSource for Broken {
+        fn size_bytes(&self) -> u64 {
+            4096
+        }
+
+        fn read_at(&mut self, _offset: u64, _to: &mut [u8]) -> io::Result<()> {
+            Err(io::Error::other("it is broken"))
+        }
+    }
+
+    #[test]
+    fn a_disk_that_cannot_be_read_is_an_error_of_the_request() {
+        let sent = [FLAGS.to_vec(), option(option::GO, &NO_NAME), request(command::READ, 0, 1)].concat();
+        let mut client = Client { sent: io::Cursor::new(sent), got: Vec::new() };
+        serve(&mut client, &mut Broken).unwrap();
+        assert!(client.got.ends_with(&reply_of(errno::EIO, &[])));
+    }
+
     #[test]
     fn random_clients_end_without_panic() {
         for seed in 0..20_000 {

@@ -308,6 +308,173 @@ mod tests {
     }
 
     #[test]
+    fn a_table_needs_its_signature_flags_and_a_partition() {
+        let is_table = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut disk = vec![0; 1000 * 512];
+            put(&mut disk, 0, 3, 0x83, 8, 92);
+            change(&mut disk);
+            read(&mut disk).unwrap().is_some()
+        };
+        assert!(is_table(&|_| ()));
+        assert!(is_table(&|disk| disk[446] = 0x80));
+        for at in [446, 462, 478, 494] {
+            assert!(!is_table(&|disk| disk[at] = 1), "{at}");
+        }
+        for at in [510, 511] {
+            assert!(!is_table(&|disk| disk[at] ^= 1), "{at}");
+        }
+        // A partition has a type and a size.
+        assert!(!is_table(&|disk| disk[494 + 4] = 0));
+        assert!(!is_table(&|disk| disk[494 + 12] = 0));
+        for (at, name) in [(0x36, "FAT12   "), (0x52, "FAT32   "), (3, "NTFS    "), (3, "EXFAT   ")] {
+            assert!(!is_table(&|disk| disk[at..at + 8].copy_from_slice(name.as_bytes())), "{name}");
+        }
+        assert!(is_table(&|disk| disk[3..11].copy_from_slice(b"GRUB    ")));
+        assert!(is_table(&|disk| disk.truncate(512)));
+        assert!(!is_table(&|disk| disk.truncate(511)));
+    }
+
+    /// The numbers and the first sectors of all partitions.
+    fn starts(disk: &mut Vec<u8>) -> Vec<(u32, u64)> {
+        let table = read(disk).unwrap().unwrap();
+        table.partitions.iter().map(|it| (it.number, it.start_bytes / 512)).collect()
+    }
+
+    #[test]
+    fn logical_partitions_are_in_each_kind_of_extended_partition() {
+        for type_byte in EXTENDED {
+            let mut disk = with_mbr();
+            put(&mut disk, 0, 2, type_byte, 100, 900);
+            put(&mut disk, 100, 1, type_byte, 200, 100);
+            assert_eq!(starts(&mut disk), [(1, 8), (3, 100), (5, 110), (6, 305)], "{type_byte:#x}");
+            // An empty extended partition has no logical partitions.
+            put(&mut disk, 0, 2, type_byte, 100, 0);
+            assert_eq!(starts(&mut disk), [(1, 8)]);
+        }
+        // A sector may name two partitions, or only the next sector.
+        let mut disk = with_mbr();
+        put(&mut disk, 100, 3, 0x83, 40, 1);
+        assert_eq!(starts(&mut disk), [(1, 8), (3, 100), (5, 110), (6, 140), (7, 305)]);
+        put(&mut disk, 100, 3, 0, 40, 1);
+        put(&mut disk, 100, 0, 0, 10, 20);
+        assert_eq!(starts(&mut disk), [(1, 8), (3, 100), (5, 305)]);
+        // The chain ends at a sector without signature, at the disk's end, and at a link without sectors.
+        let damaged = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut disk = with_mbr();
+            change(&mut disk);
+            starts(&mut disk)
+        };
+        let [two, three] = [vec![(1, 8), (3, 100)], vec![(1, 8), (3, 100), (5, 110)]];
+        assert_eq!(damaged(&|disk| disk[100 * 512 + 511] = 0), two);
+        assert_eq!(damaged(&|disk| disk[300 * 512 + 510] = 0), three);
+        assert_eq!(damaged(&|disk| disk.truncate(300 * 512 + 511)), three);
+        assert_eq!(damaged(&|disk| put(disk, 100, 1, 0x05, 200, 0)), three);
+        assert_eq!(damaged(&|disk| put(disk, 100, 1, 0x05, u32::MAX, 1)), three);
+    }
+
+    #[test]
+    fn at_most_128_sectors_with_logical_partitions_are_read() {
+        let mut disk = vec![0; 1000 * 512];
+        put(&mut disk, 0, 0, 0x05, 1, 999);
+        for number in 0..200 {
+            put(&mut disk, 1 + number, 0, 0x83, 500, 1);
+            put(&mut disk, 1 + number, 1, 0x05, number as u32 + 1, 1);
+        }
+        let starts = starts(&mut disk);
+        assert_eq!((starts.len(), starts.last()), (1 + 128, Some(&(132, 628))));
+    }
+
+    /// A disk with a GPT table whose header is in sector 1. `change` changes the header before its checksum is made.
+    fn with_header(entries: &[u8], change: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
+        let mut disk = vec![0; 20_000 * 512];
+        put(&mut disk, 0, 1, PROTECTIVE, 1, 19_999);
+        let mut header = vec![0; 512];
+        header[..8].copy_from_slice(b"EFI PART");
+        header[12..16].copy_from_slice(&92_u32.to_le_bytes());
+        header[72..80].copy_from_slice(&2_u64.to_le_bytes());
+        header[80..84].copy_from_slice(&(entries.len() as u32 / 128).to_le_bytes());
+        header[84..88].copy_from_slice(&128_u32.to_le_bytes());
+        header[88..92].copy_from_slice(&crc32fast::hash(entries).to_le_bytes());
+        change(&mut header);
+        let length = u32::from_le_bytes(field(&header, 12)) as usize;
+        let sum = crc32fast::hash(&header[..length.min(512)]);
+        header[16..20].copy_from_slice(&sum.to_le_bytes());
+        disk[512..1024].copy_from_slice(&header);
+        disk[1024..][..entries.len()].copy_from_slice(entries);
+        disk
+    }
+
+    /// An entry of a GPT table with this name.
+    fn entry(first: u64, last: u64, name: &str) -> Vec<u8> {
+        let mut entry = vec![0; 128];
+        entry[15] = 1;
+        entry[32..40].copy_from_slice(&first.to_le_bytes());
+        entry[40..48].copy_from_slice(&last.to_le_bytes());
+        let name: Vec<u8> = name.encode_utf16().flat_map(u16::to_le_bytes).collect();
+        entry[56..56 + name.len()].copy_from_slice(&name);
+        entry
+    }
+
+    #[test]
+    fn each_entry_of_gpt_is_read_exactly() {
+        let longest = "a name of thirty-six letters, précis";
+        assert_eq!(longest.encode_utf16().count(), 36);
+        let entries = [
+            entry(40, 40, ""),
+            // The type is zero, so the entry is not in use.
+            [&[0; 16], &entry(50, 60, "unused")[16..]].concat(),
+            entry(70, 69, "backwards"),
+            entry(80, 99, longest),
+            entry(0, u64::MAX, "all"),
+        ];
+        let mut disk = with_header(&entries.concat(), |_| ());
+        let table = read(&mut disk).unwrap().unwrap();
+        let shown: Vec<_> = table
+            .partitions
+            .iter()
+            .map(|it| (it.number, it.start_bytes, it.size_bytes, it.name.as_deref()))
+            .collect();
+        let expected =
+            [(1, 40 * 512, 512, None), (4, 80 * 512, 20 * 512, Some(longest)), (5, 0, u64::MAX, Some("all"))];
+        assert_eq!((table.kind, &shown[..]), ("gpt", &expected[..]));
+    }
+
+    #[test]
+    fn gpt_tables_of_unusual_sizes() {
+        let one = entry(40, 49, "one");
+        let set = |at: usize, value: u32| {
+            move |header: &mut Vec<u8>| header[at..at + 4].copy_from_slice(&value.to_le_bytes())
+        };
+        let kind = |disk: Vec<u8>| read(&mut { disk }).unwrap().unwrap().kind;
+        for (length, expected) in [(91, "mbr"), (92, "gpt"), (512, "gpt"), (513, "mbr")] {
+            assert_eq!(kind(with_header(&one, set(12, length))), expected, "a header of {length} bytes");
+        }
+        for (count, expected) in [(1024, "gpt"), (1025, "mbr")] {
+            let entries = one.repeat(count);
+            assert_eq!(kind(with_header(&entries, |_| ())), expected, "{count} entries");
+        }
+        for (size, expected) in [(127, "mbr"), (128, "gpt"), (4096, "gpt"), (4097, "mbr")] {
+            let mut large = one.clone();
+            large.resize(size as usize, 0);
+            let disk = with_header(&large, |header| {
+                set(80, 1)(header);
+                set(84, size)(header);
+            });
+            assert_eq!(kind(disk), expected, "an entry of {size} bytes");
+        }
+        // The entries must be on the disk.
+        for (sector, expected) in [(2, "gpt"), (19_999, "mbr"), (u32::MAX, "mbr")] {
+            assert_eq!(kind(with_header(&one, set(72, sector))), expected, "entries in sector {sector}");
+        }
+        assert_eq!(kind(with_header(&one, set(76, u32::MAX))), "mbr");
+        assert_eq!(kind(with_header(&one, set(0, 0))), "mbr");
+        // Without the protective partition, the table of an older system counts.
+        let mut disk = with_header(&one, |_| ());
+        put(&mut disk, 0, 1, 0x83, 1, 5);
+        assert_eq!(kind(disk), "mbr");
+    }
+
+    #[test]
     fn a_file_system_without_partitions_is_no_table() {
         let mut disk = with_mbr();
         disk[0x36..0x39].copy_from_slice(b"FAT");
