@@ -261,3 +261,99 @@ pub trait DebugTarget {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A target with only the methods that every target must have. The CPU executes instructions of one byte, one after
+    /// the other, up to an address.
+    struct Plain {
+        rip: u64,
+        end: u64,
+    }
+
+    impl DebugTarget for Plain {
+        fn read_registers(&mut self, _: Thread) -> Result<Registers, Refusal> {
+            Ok(Registers { rip: self.rip, ..Registers::default() })
+        }
+
+        fn write_registers(&mut self, _: Thread, _: &Registers) -> Result<(), Refusal> {
+            Err(Refusal::new("it cannot be changed"))
+        }
+
+        fn read_memory(&mut self, _: Thread, _: u64, _: &mut [u8]) -> usize {
+            0
+        }
+
+        fn write_memory(&mut self, _: Thread, _: u64, _: &[u8]) -> Result<(), Refusal> {
+            Err(Refusal::new("it cannot be changed"))
+        }
+
+        fn set_breakpoint(&mut self, _: u64) -> Result<(), Refusal> {
+            Ok(())
+        }
+
+        fn clear_breakpoint(&mut self, _: u64) {}
+
+        fn set_watchpoint(&mut self, _: Watchpoint) -> Result<(), Refusal> {
+            Ok(())
+        }
+
+        fn clear_watchpoint(&mut self, _: Watchpoint) {}
+
+        fn step_forward(&mut self, _: Thread, _: &mut Poll<'_>) -> Result<Stop, Refusal> {
+            if self.rip == self.end {
+                return Ok(Stop::HistoryEnd);
+            }
+            self.rip += 1;
+            Ok(Stop::Step)
+        }
+
+        fn step_backward(&mut self, _: Thread, _: &mut Poll<'_>) -> Result<Stop, Refusal> {
+            Ok(Stop::HistoryStart)
+        }
+
+        fn run_forward(&mut self, _: &mut Poll<'_>) -> Result<Stop, Refusal> {
+            Ok(Stop::HistoryEnd)
+        }
+
+        fn run_backward(&mut self, _: &mut Poll<'_>) -> Result<Stop, Refusal> {
+            Ok(Stop::HistoryStart)
+        }
+
+        fn monitor(&mut self, _: &str, _: &mut Poll<'_>) -> Result<String, Refusal> {
+            Ok(String::new())
+        }
+    }
+
+    #[test]
+    fn a_range_of_steps_ends_behind_the_range_or_at_another_stop() {
+        for (range, breakpoints, interrupts, stop, rip) in [
+            (100..150, vec![], false, Stop::Step, 150),
+            (100..101, vec![], false, Stop::Step, 101),
+            // The range does not have the next instruction.
+            (0..50, vec![], false, Stop::Step, 101),
+            (100..150, vec![100, 120, 130], false, Stop::Breakpoint(120), 120),
+            (100..150, vec![150], false, Stop::Breakpoint(150), 150),
+            (100..5000, vec![], false, Stop::HistoryEnd, 2000),
+            // The caller is asked after each 256 steps.
+            (100..5000, vec![], true, Stop::Interrupted, 356),
+            (100..356, vec![], true, Stop::Step, 356),
+        ] {
+            let mut target = Plain { rip: 100, end: 2000 };
+            let breakpoints = breakpoints.into_iter().collect();
+            let stopped = target.step_range(FIRST_CPU, range.clone(), &breakpoints, &mut || interrupts);
+            assert_eq!((stopped, target.rip), (Ok(stop), rip), "{range:?}");
+        }
+    }
+
+    #[test]
+    fn a_plain_target_has_one_cpu_and_says_nothing() {
+        let mut target = Plain { rip: 0, end: 0 };
+        let threads = target.threads();
+        assert_eq!((threads.cpus, threads.sleeping), (vec![String::new()], Vec::new()));
+        assert_eq!(target.selected_cpu(), 1);
+        assert_eq!((target.take_greeting(), target.take_message(), target.progress()()), (None, None, None));
+    }
+}

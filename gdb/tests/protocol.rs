@@ -4,10 +4,11 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::thread;
 
 use common::{Client, ENTRY, INC, JMP, LENGTH, LOAD, LOOP, NOP, STORE, Toy, VARIABLE, hex, packet};
-use gdb::{Listener, SessionEnd, serve};
+use gdb::{Listener, SessionEnd, Stream, serve, turn_away};
 
 const STEP: &str = "vCont;s:p1.1;c:p1.-1";
 const CONTINUE: &str = "vCont;c:p1.-1";
@@ -132,6 +133,100 @@ fn the_target_hears_only_of_differences_and_only_before_it_moves() {
     let (end, toy) = client.close();
     assert_eq!(end, SessionEnd::Closed);
     assert_eq!(toy.calls, ["set 1009", "clear 1009", "watch 2000", "unwatch 2000"]);
+}
+
+/// The condition that RCX is this number. RCX counts the rounds of the toy's loop.
+fn rounds(number: u8) -> String {
+    format!("X7,26000222{number:02x}1327")
+}
+
+/// A breakpoint of a kind at STORE, with conditions.
+fn conditional(kind: &str, conditions: &str) -> String {
+    format!("{kind},{STORE:x},1;{conditions}")
+}
+
+/// The rounds in which runs stop, until the end of the history.
+fn stops(client: &mut Client, request: &str) -> Vec<u64> {
+    let mut rounds = Vec::new();
+    while !client.request(request).contains("replaylog") {
+        assert_eq!(client.rip(), STORE);
+        rounds.push(u64::from_str_radix(&client.request("p2"), 16).unwrap().swap_bytes());
+    }
+    rounds
+}
+
+#[test]
+fn conditions_decide_where_breakpoints_stop() {
+    // The number at 0x2000 is 3 after the first round, and grows by 3 in each round.
+    let is_nine = "X8,2320001722091327";
+    // The run ends at STORE, in round 33.
+    const LAST: u64 = 33;
+    let all: Vec<u64> = (0..=LAST).collect();
+    for (inserted, expected) in [
+        (vec![conditional("Z0", &rounds(2))], vec![2]),
+        (vec![conditional("Z1", &rounds(2))], vec![2]),
+        (vec![conditional("Z0", &[rounds(2), rounds(5)].concat())], vec![2, 5]),
+        (vec![conditional("Z0", is_nine)], vec![3]),
+        (vec![conditional("Z0", &rounds(2)), conditional("Z1", &rounds(4))], vec![2, 4]),
+        // One of the two breakpoints has no condition.
+        (vec![conditional("Z0", &rounds(2)), format!("Z1,{STORE:x},1")], all.clone()),
+        (vec![breakpoint(STORE), conditional("Z1", &rounds(2))], all.clone()),
+        // The last request counts.
+        (vec![conditional("Z0", &rounds(2)), conditional("Z0", &rounds(3))], vec![3]),
+        (vec![conditional("Z0", &rounds(2)), breakpoint(STORE)], all.clone()),
+        (vec![conditional("Z1", &rounds(2)), format!("Z1,{STORE:x},1")], all.clone()),
+        (vec![conditional("Z0", &rounds(2)), format!("z0,{STORE:x},1")], vec![]),
+        (vec![conditional("Z1", &rounds(2)), format!("z1,{STORE:x},1")], vec![]),
+        (vec![conditional("Z0", &rounds(2)), format!("z0,{STORE:x},1"), breakpoint(STORE)], all),
+        // A condition that cannot be evaluated is left to gdb: this one reads a register that does not exist.
+        (vec![conditional("Z0", "X4,26ffff27")], (0..=LAST).collect()),
+    ] {
+        let mut client = Client::connect_without_acks(Toy::new());
+        for request in &inserted {
+            assert_eq!(client.request(request), "OK", "{request}");
+        }
+        assert_eq!(stops(&mut client, CONTINUE), expected, "{inserted:?}");
+        let before_end: Vec<u64> = expected.into_iter().rev().filter(|round| *round != LAST).collect();
+        assert_eq!(stops(&mut client, "bc"), before_end, "{inserted:?} backwards");
+    }
+}
+
+#[test]
+fn the_target_hears_only_of_changed_conditions() {
+    let mut client = Client::connect_without_acks(Toy::new());
+    let (insert, remove) = (conditional("Z0", &rounds(2)), format!("z0,{STORE:x},1"));
+    client.request(&insert);
+    client.request(CONTINUE);
+    // gdb removes and inserts its breakpoints at each stop, and steps off.
+    for request in [&*remove, STEP, &insert, CONTINUE, &remove, &insert, "bc"] {
+        client.request(request);
+    }
+    client.request(&conditional("Z0", &[rounds(2), rounds(3)].concat()));
+    client.request(CONTINUE);
+    client.request(&breakpoint(STORE));
+    client.request(CONTINUE);
+    client.request(&insert);
+    client.request(CONTINUE);
+    client.request(&remove);
+    client.request(CONTINUE);
+    client.request(&insert);
+    client.request("bc");
+    let (_, toy) = client.close();
+    let calls = [
+        "set 1009",
+        "1 conditions 1009",
+        "2 conditions 1009",
+        "0 conditions 1009",
+        "1 conditions 1009",
+        "0 conditions 1009",
+        "clear 1009",
+        "set 1009",
+        "1 conditions 1009",
+        // The client has gone.
+        "0 conditions 1009",
+        "clear 1009",
+    ];
+    assert_eq!(toy.calls, calls);
 }
 
 #[test]
@@ -662,4 +757,32 @@ fn clients_are_served_one_after_the_other() {
     let (ends, position) = server.join().unwrap().unwrap();
     assert_eq!(ends, [SessionEnd::Detached, SessionEnd::Closed, SessionEnd::Killed]);
     assert_eq!(position, 3);
+}
+
+/// Sends these pieces to a server that turns the client away. Returns the server's answer.
+fn turned_away(pieces: &[&[u8]]) -> Vec<u8> {
+    let (mut client, server) = UnixStream::pair().unwrap();
+    let server = thread::spawn(move || turn_away(Stream::Unix(server), "2 of 2 are here: pay $5"));
+    for piece in pieces {
+        // The server may have hung up already.
+        let _ = client.write_all(piece);
+    }
+    let mut read = Vec::new();
+    // A server that hangs up on unread bytes resets the connection.
+    let _ = client.read_to_end(&mut read);
+    drop(client);
+    server.join().unwrap();
+    read
+}
+
+#[test]
+fn a_client_that_is_turned_away_reads_the_reason() {
+    let reason = [b"+", &*packet(b"E.2 of 2 are here: pay ?5")].concat();
+    assert_eq!(turned_away(&[b"+$qSupported#37"]), reason);
+    assert_eq!(turned_away(&[b"+$qSupp", b"ort", b"ed#3", b"7$?#3f"]), reason);
+    // A damaged packet is no request.
+    assert_eq!(turned_away(&[b"$qSupported#38", b"$?#3f"]), reason);
+    // A client that sends nothing, and a client that sends no end of a packet.
+    assert_eq!(turned_away(&[]), b"");
+    assert_eq!(turned_away(&[&[b'x'; 4096][..]; 20]), b"");
 }

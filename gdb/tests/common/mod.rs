@@ -5,6 +5,7 @@
 
 #![allow(dead_code, reason = "each test binary uses a part of this")]
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -12,8 +13,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use gdb::{
-    DebugTarget, FIRST_CPU, NOT_A_CPU, Poll, Refusal, Registers, SessionEnd, SleepingThread, Stop, Thread,
-    Threads, WatchKind, Watchpoint, serve_stream,
+    Condition, DebugTarget, FIRST_CPU, NOT_A_CPU, Poll, Refusal, Registers, SessionEnd, SleepingThread, Stop,
+    Thread, Threads, WatchKind, Watchpoint, serve_stream,
 };
 
 pub const ENTRY: u64 = 0x1000;
@@ -51,8 +52,10 @@ pub struct Toy {
     pub history: Vec<Moment>,
     pub position: usize,
     pub breakpoints: Vec<u64>,
+    /// The conditions of breakpoints that have some.
+    pub conditions: BTreeMap<u64, Vec<Condition>>,
     pub watchpoints: Vec<Watchpoint>,
-    /// The calls that set and cleared breakpoints and watchpoints.
+    /// The calls that set and cleared breakpoints, conditions and watchpoints.
     pub calls: Vec<String>,
     /// Whether writes are allowed.
     pub writable: bool,
@@ -83,6 +86,7 @@ impl Toy {
             history: record(),
             position: 0,
             breakpoints: Vec::new(),
+            conditions: BTreeMap::new(),
             watchpoints: Vec::new(),
             calls: Vec::new(),
             writable: false,
@@ -114,8 +118,15 @@ impl Toy {
     }
 
     fn breakpoint_hit(&mut self) -> Option<Stop> {
-        let rip = self.now().registers.rip;
-        self.breakpoints.contains(&rip).then_some(Stop::Breakpoint(rip))
+        let Moment { registers, memory, .. } = &self.history[self.position];
+        let rip = registers.rip;
+        let read = |address: u64, buffer: &mut [u8]| {
+            buffer.copy_from_slice(&memory[address as usize..][..buffer.len()]);
+            buffer.len()
+        };
+        let holds = |condition: &Condition| condition.holds(&mut registers.clone(), &read);
+        let is_wanted = self.conditions.get(&rip).is_none_or(|conditions| conditions.iter().any(holds));
+        (is_wanted && self.breakpoints.contains(&rip)).then_some(Stop::Breakpoint(rip))
     }
 
     fn run(&mut self, poll: &mut Poll<'_>, step: fn(&mut Self) -> Stop) -> Result<Stop, Refusal> {
@@ -296,6 +307,15 @@ impl DebugTarget for Toy {
         assert!(self.breakpoints.contains(&address), "cleared without being set");
         self.calls.push(format!("clear {address:x}"));
         self.breakpoints.retain(|known| *known != address);
+    }
+
+    fn set_conditions(&mut self, address: u64, conditions: &[Condition]) {
+        assert!(self.breakpoints.contains(&address), "conditions without a breakpoint");
+        self.calls.push(format!("{} conditions {address:x}", conditions.len()));
+        self.conditions.remove(&address);
+        if !conditions.is_empty() {
+            self.conditions.insert(address, conditions.to_vec());
+        }
     }
 
     fn set_watchpoint(&mut self, watchpoint: Watchpoint) -> Result<(), Refusal> {
