@@ -473,6 +473,118 @@ mod tests {
         assert_eq!(later.ends_at(), 2 * TURN_STEPS - 10);
     }
 
+    /// The generator is SplitMix64. The first numbers of this seed are known from other programs.
+    #[test]
+    fn the_turns_of_a_seed_never_change() {
+        let mut turns = Turns::new(TurnRules::new(TurnPolicy::Random { seed: 1_234_567 }));
+        let all = |_: usize| true;
+        let ends = |turns: &Turns, begun: u64| turns.ends_at() - begun;
+        // 6457827717110365317 gives the first length.
+        assert_eq!(ends(&turns, 0), 535);
+        // 3203168211198807973 chooses one of four processors, and 9817491932198370423 the length.
+        assert_eq!(turns.next(End::Steps, 535, (0, 4), all), Some(1));
+        assert_eq!(ends(&turns, 535), 741);
+        // 4593380528125082431 chooses one of the other three processors.
+        assert_eq!(turns.next(End::Yield, 600, (1, 4), all), Some(2));
+        assert_eq!(ends(&turns, 600), 144_487);
+        // 7804594928223864054 chooses processor 1 or 3.
+        assert_eq!(turns.next(End::Halt, 700, (2, 4), |number| number != 0), Some(1));
+        assert_eq!(ends(&turns, 700), 15);
+        // 5078158048327840177 chooses the same processor again.
+        assert_eq!(turns.next(End::Steps, 715, (1, 4), all), None);
+        assert_eq!(ends(&turns, 715), 7365);
+        // No other processor can run: the turn goes on, and the generator rests.
+        assert_eq!(turns.next(End::Yield, 720, (1, 4), |number| number == 1), None);
+        assert_eq!(ends(&turns, 715), 7365);
+        // 15101793978218222876 chooses the only processor that can run.
+        assert_eq!(turns.next(End::Steps, 8080, (1, 4), |number| number == 3), Some(3));
+        assert_eq!(ends(&turns, 8080), 19_649);
+    }
+
+    #[test]
+    fn a_ring_may_have_turns_of_any_length_and_phase() {
+        let rules = TurnRules { ring_steps: 1000, ..TurnRules::new(TurnPolicy::Ring) };
+        let mut turns = Turns::new(rules);
+        assert_eq!(turns.ends_at(), 1000);
+        turns.next(End::Steps, 1000, (0, 2), |_| true);
+        assert_eq!(turns.ends_at(), 2000);
+        turns.next(End::Yield, 1999, (1, 2), |_| true);
+        assert_eq!(turns.ends_at(), 2000);
+        // A machine that goes on at step 1999 counts from zero: its first turn has one step.
+        let state = turns.state_from_zero(1999).unwrap();
+        assert_eq!((state.phase, state.left, state.generator, state.is_given), (1, 1, 0, false));
+        let mut later = Turns::new(rules);
+        later.set_state(Some(&state), 0);
+        for end in [1, 1001, 2001, 3001] {
+            assert_eq!(later.ends_at(), end);
+            later.next(End::Steps, end, (0, 2), |_| true);
+        }
+        // This machine goes on at step 2500, again with a count from zero.
+        let again = later.state_from_zero(2500).unwrap();
+        assert_eq!((again.phase, again.left), (501, 1501));
+        // A phase from a stored state may be too large.
+        later.set_state(Some(&TurnState { phase: 7300, left: 5, ..state }), 10_000);
+        assert_eq!((later.ends_at(), later.state(10_001).unwrap().phase), (10_005, 300));
+        later.next(End::Steps, 10_005, (0, 2), |_| true);
+        assert_eq!(later.ends_at(), 10_300);
+        // Without a state, turns end at multiples of their length again.
+        later.set_state(None, 10_300);
+        assert_eq!((later.ends_at(), later.state(10_300)), (11_000, None));
+        // Zero would be a length without end.
+        assert_eq!(Turns::new(TurnRules { ring_steps: 0, ..rules }).ends_at(), 1);
+    }
+
+    #[test]
+    fn another_policy_begins_a_new_turn() {
+        let rules = TurnRules { ring_steps: 1000, spins_yield: true, ..TurnRules::new(TurnPolicy::Ring) };
+        let mut turns = Turns::new(rules);
+        turns.give(&[turn(1, 5)]);
+        turns.set_policy(TurnPolicy::Random { seed: 1_234_567 }, 400);
+        assert_eq!((turns.ends_at(), turns.waiting()), (935, 0));
+        let state = turns.state(400).unwrap();
+        assert_eq!(state.spins, Some(SpinState { next_look: Some(10_000), registers: None }));
+        turns.set_policy(TurnPolicy::Ring, 1400);
+        assert_eq!(turns.ends_at(), 2000);
+    }
+
+    #[test]
+    fn the_caller_is_asked_for_turns_while_few_wait() {
+        let mut turns = Turns::new(TurnRules::new(TurnPolicy::Ring));
+        turns.give(&vec![turn(1, 1); Turn::FEW_WAITING + 1]);
+        assert!(!turns.asks_for_more(), "the present turn is the policy's");
+        turns.next(End::Steps, 0, (0, 2), |_| true);
+        assert_eq!((turns.waiting(), turns.asks_for_more()), (Turn::FEW_WAITING, false));
+        turns.next(End::Steps, 1, (1, 2), |_| true);
+        assert_eq!((turns.waiting(), turns.asks_for_more()), (Turn::FEW_WAITING - 1, true));
+        assert!(!turns.give(&[]));
+        assert!(!Turns::new(TurnRules::new(TurnPolicy::Ring)).give(&[]), "no turn is given");
+    }
+
+    #[test]
+    fn a_given_turn_with_a_spin_search_rests() {
+        let rules = TurnRules { spins_yield: true, ..TurnRules::new(TurnPolicy::Ring) };
+        let mut turns = Turns::new(rules);
+        assert_eq!(turns.next_look(), 10_000);
+        turns.give(&[turn(1, 30_000)]);
+        turns.next(End::Steps, 50, (0, 2), |_| true);
+        assert_eq!(turns.next_look(), 30_050);
+        assert!(!turns.spins(30_050, || 1));
+        turns.next(End::Steps, 30_050, (1, 2), |_| true);
+        assert_eq!((turns.next_look(), turns.ends_at()), (40_050, TURN_STEPS));
+        // The turn ends before the look.
+        turns.next(End::Steps, TURN_STEPS - 10, (0, 2), |_| true);
+        assert_eq!(turns.next_look(), TURN_STEPS);
+        // Nobody can run, and a given turn waits.
+        turns.give(&[turn(1, 5)]);
+        turns.next(End::Steps, TURN_STEPS, (0, 2), |_| false);
+        assert_eq!((turns.next_look(), turns.can_be_yielded()), (TURN_STEPS + 1, false));
+        // The search goes on in a machine that counts from zero.
+        let turns = Turns::new(rules);
+        let state = turns.state_from_zero(4000).unwrap();
+        let spins = Some(SpinState { next_look: Some(6000), registers: None });
+        assert_eq!((state.left, state.phase, state.spins), (96_000, 96_000, spins));
+    }
+
     #[test]
     fn a_bad_state_is_bounded() {
         let mut turns = Turns::new(TurnRules::new(TurnPolicy::Ring));

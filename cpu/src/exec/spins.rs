@@ -100,3 +100,70 @@ impl Spins {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A search in a turn that begins at this step count.
+    fn begun(steps: u64) -> Spins {
+        let mut spins = Spins::new(true);
+        spins.begin(steps);
+        spins
+    }
+
+    #[test]
+    fn registers_that_come_back_after_5040_steps_are_a_spin() {
+        for (first, second, is_spin) in [(7, 7, true), (7, 8, false), (0, 0, true)] {
+            let mut spins = begun(100);
+            assert_eq!(spins.next_look(), 10_100);
+            assert!(!spins.look(10_099, || unreachable!("no look is due")));
+            assert!(!spins.look(10_100, || first));
+            assert_eq!(spins.next_look(), 15_140);
+            assert!(!spins.look(15_139, || unreachable!("no look is due")));
+            assert_eq!(spins.look(15_140, || second), is_spin);
+            // There is one search in a turn.
+            assert_eq!(spins.next_look(), u64::MAX);
+            assert!(!spins.look(1 << 40, || unreachable!("no look is due")));
+        }
+    }
+
+    #[test]
+    fn nothing_is_searched_if_spins_do_not_end_turns() {
+        let mut spins = Spins::new(false);
+        spins.begin(0);
+        let earlier = SpinState { next_look: Some(5), registers: Some(1) };
+        spins.set_state(Some(&earlier), 0);
+        assert_eq!((spins.next_look(), spins.state(0), spins.end_turns()), (u64::MAX, None, false));
+    }
+
+    #[test]
+    fn a_search_goes_on_from_its_state_at_another_count() {
+        let mut spins = begun(0);
+        assert_eq!(spins.state(4000), Some(SpinState { next_look: Some(6000), registers: None }));
+        spins.look(10_000, || 9);
+        let state = SpinState { next_look: Some(5000), registers: Some(9) };
+        assert_eq!(spins.state(10_040), Some(state));
+        let mut other = begun(3);
+        other.set_state(Some(&state), 500);
+        assert_eq!(other.state(500), Some(state));
+        assert!(other.look(5500, || 9));
+        let over = SpinState { next_look: None, registers: None };
+        assert_eq!(other.state(6000), Some(over));
+        // No look is due, also in the restored search.
+        let mut other = begun(3);
+        other.set_state(Some(&over), 10);
+        assert_eq!((other.next_look(), other.state(10)), (u64::MAX, Some(over)));
+        other.recounted(10, 90);
+        assert_eq!(other.next_look(), u64::MAX);
+        // Without a state, the search is over.
+        let mut other = begun(3);
+        other.set_state(None, 10);
+        assert_eq!(other.next_look(), u64::MAX);
+        // A look that is due now comes after the next step.
+        other.set_state(Some(&SpinState { next_look: Some(0), registers: None }), 10);
+        assert_eq!(other.next_look(), 11);
+        spins.recounted(10_040, 40);
+        assert_eq!(spins.next_look(), 5040);
+    }
+}

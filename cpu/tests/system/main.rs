@@ -17,6 +17,7 @@ mod processors;
 mod random;
 mod real;
 mod registers;
+mod seats;
 mod strings;
 mod tables;
 mod watchpoints;
