@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod disk;
 pub mod faulting;
 pub mod linux;
 pub mod long_mode;

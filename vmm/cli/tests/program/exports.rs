@@ -5,11 +5,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::common::ttvm;
+use machine::config::{MachineOptions, NetworkConfig};
+use machine::inputs::Event;
 use object::LittleEndian;
 use object::elf::{FileHeader64, NT_PRSTATUS, PT_LOAD, PT_NOTE};
 use object::read::elf::{FileHeader, ProgramHeader};
+use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
+use pcap_file::pcapng::{Block, PcapNgReader};
+use recording::Recordable;
 use serde_json::Value;
-use tiny_guest::{STIRRED, record, typed};
+use tiny_guest::{DENSE, POWER_ON, STIRRED, Script, record, typed};
 
 const ROUNDS: u32 = 20_000;
 const AT: &str = "insn:50000";
@@ -146,4 +151,45 @@ fn rows_of_a_search_have_their_time() {
         assert_eq!(hit["guest_seconds"], state["guest_seconds"]);
         assert!(hit.get("pid").is_none(), "this guest has no processes: {hit}");
     }
+}
+
+#[test]
+fn a_capture_has_the_frames_that_came_in() {
+    let directory = tempfile::tempdir().unwrap();
+    let network = NetworkConfig { mac: [2, 0, 0, 0, 0, 1], mtu: 1500, segments: false };
+    let options = tiny_guest::options(tiny_guest::write_kernel(directory.path(), 100));
+    let options = MachineOptions { network: Some(network), ..options };
+    let frames = |frames: &[(u8, usize)]| {
+        Event::NetworkInput(frames.iter().map(|&(byte, length)| vec![byte; length]).collect())
+    };
+    let script = vec![(500, frames(&[(1, 60), (2, 70)])), (700, frames(&[(3, 80)]))];
+    let mut guest = Recordable::new(&options, POWER_ON).unwrap();
+    let recording = guest.record_in(directory.path().join("r.ttvm")).unwrap().checks(DENSE);
+    recording.run(Script(script)).unwrap();
+    let (code, out, told) = ttvm(directory.path(), &["export-pcap", "r.ttvm", "-o", "capture"]);
+    assert_eq!(code, 0, "{told}");
+    let log_bytes = directory.path().join("r.ttvm/events.log").metadata().unwrap().len();
+    let expected = "capture: 3 frames received (210 bytes), 0 frames sent (0 bytes); the event log has";
+    assert_eq!(out, format!("{expected} {log_bytes} bytes\n"));
+    let mut reader =
+        PcapNgReader::new(std::fs::File::open(directory.path().join("capture")).unwrap()).unwrap();
+    let mut found = Vec::new();
+    while let Some(block) = reader.next_block() {
+        let Block::EnhancedPacket(packet) = block.unwrap() else { continue };
+        let comment = packet.options.iter().find_map(|option| match option {
+            EnhancedPacketOption::Comment(text) => Some(text.to_string()),
+            _ => None,
+        });
+        let since = packet.timestamp.as_nanos() - 1_000_000_000 * POWER_ON.unix_seconds as u128;
+        found.push((packet.data.to_vec(), since, comment.unwrap()));
+    }
+    let frame = |byte, length, at: u64| (vec![byte; length], u128::from(at), format!("insn:{at}"));
+    assert_eq!(found, [frame(1, 60, 500), frame(2, 70, 500), frame(3, 80, 700)]);
+
+    let (code, _, told) = ttvm(directory.path(), &["export-pcap", "r.ttvm", "-o", "capture"]);
+    assert!(code == 1 && told.contains("it exists"), "{code}: {told}");
+    record(directory.path(), "alone.ttvm", 100, Vec::new());
+    let (_, out, told) = ttvm(directory.path(), &["export-pcap", "alone.ttvm", "-o", "none"]);
+    assert!(out.is_empty() && told.contains("has no network: record with --net"), "{told}");
+    assert!(!directory.path().join("none").exists());
 }

@@ -2,9 +2,11 @@
 //! the tests.
 
 mod bounds;
+mod devices;
 mod finish;
 mod guest;
 mod monitor;
+mod origins;
 mod points;
 mod processes;
 mod processors;
