@@ -114,7 +114,7 @@ fn code(rounds: u32, address: u32) -> Vec<u8> {
 }
 
 /// Writes to the port that ends the run, and waits for the end.
-fn end_the_run(a: &mut CodeAssembler) -> Result<(), IcedError> {
+pub(crate) fn end_the_run(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(edx, 0x501)?;
     a.xor(eax, eax)?;
     a.out(dx, eax)?;
@@ -158,6 +158,15 @@ pub fn typed(keys: &[(u64, &str)]) -> Vec<(u64, Event)> {
 pub fn typed_bytes(from: u64, text: &str) -> Vec<(u64, Event)> {
     let places = (0_u64..).map(|number| from + number * 6_000);
     places.zip(text.bytes()).map(|(steps, byte)| (steps, Event::ConsoleInput(vec![byte]))).collect()
+}
+
+/// A poll function that returns false this many times, and then true.
+pub fn interrupt_after(polls: i32) -> impl FnMut() -> bool {
+    let mut left = polls;
+    move || {
+        left -= 1;
+        left < 0
+    }
 }
 
 /// Short intervals between two checks of the registers, of the devices, and of RAM.

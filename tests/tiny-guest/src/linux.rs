@@ -570,16 +570,6 @@ impl Code {
     }
 }
 
-/// Ends the run through the debug-exit port.
-fn end(a: &mut CodeAssembler) -> Done {
-    a.mov(edx, 0x501)?;
-    a.xor(eax, eax)?;
-    a.out(dx, eax)?;
-    let mut stop = a.create_label();
-    a.set_label(&mut stop)?;
-    a.jmp(stop)
-}
-
 /// The start of Linux' frame at a system call: stack segment and pointer, flags, code segment, and the next instruction.
 fn push_frame(a: &mut CodeAssembler) -> Done {
     a.mov(r10, rsp)?;
@@ -656,7 +646,7 @@ fn code(calls: u32, several: bool) -> Result<(Vec<u8>, Vec<Label>), IcedError> {
     a.syscall()?;
     a.dec(ebp)?;
     a.jne(top)?;
-    end(&mut a)?;
+    crate::end_the_run(&mut a)?;
 
     a.set_label(entry)?;
     push_frame(&mut a)?;

@@ -199,6 +199,11 @@ impl Symbols {
         self.at(address).map(|(symbol, offset)| (symbol.name.as_str(), offset))
     }
 
+    /// The place of an address in the code, such as `vfs_read+0x1c`. `None` outside the kernel and its modules.
+    pub fn place_of(&self, address: u64) -> Option<String> {
+        self.name_of(address).map(|(name, offset)| format!("{name}+{offset:#x}"))
+    }
+
     /// The symbol at an address, and the offset of the address in it. `None` outside the kernel and its modules.
     pub fn at(&self, address: u64) -> Option<(&Symbol, u64)> {
         let section = sections::at(&self.sections, address)?;

@@ -272,8 +272,8 @@ impl Walk<'_> {
             let thread = machine
                 .processor_at(step.processor)
                 .and_then(|processor| kernel.and_then(|kernel| kernel.thread(&processor)));
-            let name = kernel.filter(|_| !step.is_user).and_then(|kernel| kernel.symbols.name_of(step.rip));
-            let function = name.map(|(name, offset)| format!("{name}+{offset:#x}"));
+            let of_code = kernel.filter(|_| !step.is_user);
+            let function = of_code.and_then(|kernel| kernel.symbols.place_of(step.rip));
             (machine.moment().time_ns as f64 / 1e9, thread, function, machine.processors() > 1)
         });
         let span = |wanted: &[Wanted]| {

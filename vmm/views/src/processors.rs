@@ -109,7 +109,5 @@ pub fn find<U: Unit>(machine: &Machine<U>, number: usize) -> Result<Processor<'_
 
 /// The kernel symbol at a processor's RIP. User programs have no symbols in this view.
 pub(crate) fn place<U: Unit>(processor: &Processor<'_, U>, symbols: &Symbols) -> Option<String> {
-    let rip = processor.state().rip;
-    let (name, offset) = (!processor.is_user()).then(|| symbols.name_of(rip))??;
-    Some(format!("{name}+{offset:#x}"))
+    (!processor.is_user()).then(|| symbols.place_of(processor.state().rip))?
 }

@@ -19,6 +19,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::filters::Filters;
+use crate::functions::symbol_at;
 use crate::guest_kernel::{GuestKernel, GuestKernels};
 use crate::moment::Moment;
 use crate::variable;
@@ -175,10 +176,10 @@ impl Question<'_> {
         let machine = processor.machine();
         let kernel = kernels.at(machine);
         let rip = processor.linear_rip();
-        let place = kernel.and_then(|kernel| kernel.symbols.name_of(rip));
+        let place = kernel.and_then(|kernel| kernel.symbols.place_of(rip));
         Write {
             at: Moment::of(processor, hit.before, kernel),
-            place: place.map_or_else(|| format!("{rip:#x}"), |(name, offset)| format!("{name}+{offset:#x}")),
+            place: place.unwrap_or_else(|| format!("{rip:#x}")),
             value: known.shown(processor, kernel).unwrap_or_else(|| "not mapped".to_string()),
         }
     }
@@ -204,10 +205,7 @@ impl Known<'_> {
         if processor.peek(self.variable.address, &mut bytes) != bytes.len() {
             return None;
         }
-        let symbol = |address| {
-            let (name, offset) = kernel?.symbols.name_of(address)?;
-            Some(if offset == 0 { name.to_string() } else { format!("{name}+{offset:#x}") })
-        };
+        let symbol = |address| symbol_at(kernel, address);
         let read = |address: u64, to: &mut [u8]| processor.peek(address, to);
         Some(match self.types {
             _ if self.as_bytes => digits(&bytes),

@@ -372,11 +372,7 @@ fn an_interrupted_search_for_lives_says_so() {
     let whole = question.answer(&mut guest.timeline, &mut never).unwrap();
     for polls in 0.. {
         guest.timeline.seek(here, &mut never).unwrap();
-        let mut left = polls;
-        let mut poll = || {
-            left -= 1;
-            left < 0
-        };
+        let mut poll = tiny_guest::interrupt_after(polls);
         match question.answer(&mut guest.timeline, &mut poll) {
             Ok(object) if object.interrupted => {
                 assert!(object.to_string().ends_with("\ninterrupted: there may be more lives"), "{object}");

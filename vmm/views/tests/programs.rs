@@ -323,11 +323,7 @@ fn an_interrupted_list_of_calls_goes_on_where_it_ended() {
     assert_eq!((whole.calls.len(), whole.interrupted, whole.goes_on_at), (7, false, None));
     let mut interrupted = 0;
     for polls in [0, 1, 2, 4, 8, 16, 32] {
-        let mut left = polls;
-        let mut poll = || {
-            left -= 1;
-            left < 0
-        };
+        let mut poll = tiny_guest::interrupt_after(polls);
         match question.answer(&mut guest.timeline, Instructions(0)..end, &mut poll) {
             Err(Error::Interrupted) => {}
             Err(error) => panic!("{error}"),

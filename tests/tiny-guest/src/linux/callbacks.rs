@@ -241,7 +241,7 @@ fn start(code: &mut Code) -> Done {
         a.mov(dword_ptr(rcx + TASKLET_DATA), data as i32)?;
     }
     a.call(kernel)?;
-    end(a)
+    crate::end_the_run(a)
 }
 
 /// The entries of system calls, of an interrupt and of an exception.

@@ -109,7 +109,7 @@ fn kernel_code() -> Assembled {
         a.mov(dword_ptr(rcx + register), value)?;
     }
     code.at("programmed")?.nop()?;
-    end(&mut code.a)?;
+    crate::end_the_run(&mut code.a)?;
     let others = ["entry_SYSCALL_64", "entry_SYSCALL_64_after_hwframe", "entry_SYSCALL_64_before_call"];
     let more = ["do_syscall_64", "do_syscall_64_body", "__switch_to", "asm_exc_int3", "asm_exc_page_fault"];
     let own = ["start_secondary", "asm_sysvec_timer", "serial_handler", "reads", "receives"];

@@ -215,7 +215,7 @@ fn start(code: &mut Code) -> Done {
         a.mov(qword_ptr(rcx), rax)?;
     }
     a.call(kernel)?;
-    end(a)?;
+    crate::end_the_run(a)?;
     for name in ["entry_SYSCALL_64", "do_syscall_64", "__switch_to", "asm_exc_int3", "start_secondary"] {
         code.at(name)?.hlt()?;
     }

@@ -152,8 +152,7 @@ fn part(
     timeline.seek(place, &mut || wait.poll())?.unless_interrupted()?;
     let processor = timeline.machine().running_processor();
     let (kernel, rip) = (kernels.at(timeline.machine()), processor.linear_rip());
-    let function = kernel.and_then(|kernel| kernel.symbols.name_of(rip));
-    let function = function.map(|(name, offset)| format!("{name}+{offset:#x}"));
+    let function = kernel.and_then(|kernel| kernel.symbols.place_of(rip));
     let moment = Moment::of(&processor, place, kernel);
     timeline.seek((at + 1).min(timeline.end()), &mut || wait.poll())?.unless_interrupted()?;
     let before = Side::of(timeline.machine_mut())?;

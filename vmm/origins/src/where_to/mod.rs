@@ -175,12 +175,12 @@ impl Found {
         let machine = timeline.machine();
         let kernel = kernels.at(machine);
         let processor = processors::find(machine, self.processor)?;
-        let name = kernel.filter(|_| !self.is_user).and_then(|kernel| kernel.symbols.name_of(self.rip));
+        let of_code = kernel.filter(|_| !self.is_user);
         Ok(Passage {
             kind: self.kind,
             moment: Moment::of(&processor, Instructions(self.step), kernel),
             rip: format!("{:#x}", self.rip),
-            function: name.map(|(name, offset)| format!("{name}+{offset:#x}")),
+            function: of_code.and_then(|kernel| kernel.symbols.place_of(self.rip)),
             code: self.code.clone(),
             from: Span::of(&self.from, self.linear_from),
             to: (!self.to.is_empty()).then(|| Span::of(&self.to, self.linear_to)),

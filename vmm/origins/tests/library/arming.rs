@@ -351,11 +351,7 @@ fn an_interrupted_question_has_the_first_links_only() {
     let (mut interrupted, mut total) = (0, 0);
     for polls in 0.. {
         total = polls;
-        let mut left = polls;
-        let mut poll = || {
-            left -= 1;
-            left < 0
-        };
+        let mut poll = tiny_guest::interrupt_after(polls);
         match question.run(&mut guest.timeline, &mut poll) {
             Err(Error::Interrupted) => {}
             Ok(answer) if answer.end.kind == End::Interrupted => {

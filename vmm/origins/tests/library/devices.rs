@@ -391,15 +391,7 @@ fn sends(a: &mut CodeAssembler, marks: &mut Marks) -> Result<(), IcedError> {
 fn follow(guest: &mut Guest, from: &str, limit: usize) -> Onward {
     let location: Location = format!("{SOURCE:#x}:8").parse().unwrap();
     let (at, until) = (guest.at(from), guest.timeline.end());
-    let question = WhereTo {
-        location: &location,
-        processor: None,
-        at,
-        until,
-        through_computations: false,
-        with_registers: false,
-        limit,
-    };
+    let question = WhereTo { limit, ..crate::onward_from(&location, at, until) };
     question.run(&mut guest.timeline, &mut || false).unwrap()
 }
 
@@ -475,15 +467,7 @@ fn a_device_that_overwrites_a_value_ends_its_way() {
     let location: Location = format!("{SOURCE:#x}:8").parse().unwrap();
     let at = guest.at("set");
     for (until, expected) in [(load, OnwardEnd::Searched), (end, OnwardEnd::Gone)] {
-        let question = WhereTo {
-            location: &location,
-            processor: None,
-            at,
-            until,
-            through_computations: false,
-            with_registers: true,
-            limit: 100,
-        };
+        let question = WhereTo { with_registers: true, ..crate::onward_from(&location, at, until) };
         let answer = question.run(&mut guest.timeline, &mut || false).unwrap();
         assert!(answer.passages.is_empty() && answer.left.is_empty(), "{answer}");
         assert_eq!((answer.end, answer.has_more_left), (expected, false), "{answer}");

@@ -617,15 +617,8 @@ fn values_of_random_programs_are_followed_to_all_their_copies() {
             for _ in 0..VALUES {
                 let (notation, bytes) = value(&mut program.numbers);
                 let location: Location = notation.parse().unwrap();
-                let question = WhereTo {
-                    location: &location,
-                    processor: None,
-                    at,
-                    until,
-                    through_computations: false,
-                    with_registers: true,
-                    limit: 1000,
-                };
+                let question =
+                    WhereTo { with_registers: true, limit: 1000, ..crate::onward_from(&location, at, until) };
                 let answer = question.run(&mut program.timeline, &mut || false).unwrap();
                 let (expected, held) = expected_onward(&program.moves, bytes, before, end);
                 let expected: Vec<String> = expected.iter().map(|number| program.rip(*number)).collect();

@@ -70,15 +70,7 @@ impl Guest {
         with_registers: bool,
     ) -> Onward {
         let location: Location = location.parse().unwrap();
-        let question = WhereTo {
-            location: &location,
-            processor: None,
-            at,
-            until,
-            through_computations: false,
-            with_registers,
-            limit: 100,
-        };
+        let question = WhereTo { with_registers, ..crate::onward_from(&location, at, until) };
         question.run(&mut self.timeline, &mut || false).unwrap()
     }
 
@@ -221,23 +213,11 @@ fn an_interrupted_search_forward_has_the_first_passages_only() {
     let mut guest = Guest::new(repeated);
     let (at, until) = (guest.at("set"), guest.at("target"));
     let location: Location = format!("{SOURCE:#x}:8").parse().unwrap();
-    let question = WhereTo {
-        location: &location,
-        processor: None,
-        at,
-        until,
-        through_computations: false,
-        with_registers: true,
-        limit: 100,
-    };
+    let question = WhereTo { with_registers: true, ..crate::onward_from(&location, at, until) };
     let whole = question.run(&mut guest.timeline, &mut || false).unwrap();
     let mut interrupted = 0;
     for polls in 0.. {
-        let mut left = polls;
-        let mut poll = || {
-            left -= 1;
-            left < 0
-        };
+        let mut poll = tiny_guest::interrupt_after(polls);
         match question.run(&mut guest.timeline, &mut poll) {
             Err(Error::Interrupted) => {}
             Ok(answer) if answer.end == OnwardEnd::Interrupted => {

@@ -73,11 +73,7 @@ fn an_interrupted_search_says_so_and_the_next_search_is_right() {
         let location: Location = text.parse().unwrap();
         let mut polls = 0;
         loop {
-            let mut left = polls;
-            let mut poll = || {
-                left -= 1;
-                left < 0
-            };
+            let mut poll = tiny_guest::interrupt_after(polls);
             let question = WhoSet { location: &location, processor: None, at: end, limit: 100 };
             match question.run(&mut timeline, &mut poll) {
                 Err(Error::Interrupted) => {}
@@ -173,7 +169,7 @@ fn a_value_is_followed_on_the_processor_that_uses_it() {
             found.first().map(|hit| (hit.before.number(), hit.processor))
         };
         let (access, write) = (first(WatchKind::Access).unwrap(), first(WatchKind::Write).unwrap());
-        let question = WhereTo { with_registers: true, limit: 1, ..onward(&location, at, end) };
+        let question = WhereTo { with_registers: true, limit: 1, ..crate::onward_from(&location, at, end) };
         let answer = question.run(&mut timeline, &mut || false).unwrap();
         if access == write {
             assert!(answer.passages.is_empty() && answer.end == OnwardEnd::Gone, "{answer}");
@@ -224,19 +220,6 @@ fn registers_are_followed_on_their_processor() {
     }
 }
 
-/// The question for all uses of a value from a position to the end of the recording.
-fn onward(location: &Location, at: Instructions, until: Instructions) -> WhereTo<'_> {
-    WhereTo {
-        location,
-        processor: None,
-        at,
-        until,
-        through_computations: false,
-        with_registers: false,
-        limit: 100,
-    }
-}
-
 fn kinds(answer: &Onward) -> Vec<PassageKind> {
     answer.passages.iter().map(|passage| passage.kind).collect()
 }
@@ -283,7 +266,7 @@ fn a_value_is_followed_to_its_copies_and_uses() {
     let at = timeline.position();
 
     let location: Location = format!("{STIRRED:#x}:8").parse().unwrap();
-    let question = onward(&location, at, end);
+    let question = crate::onward_from(&location, at, end);
     let answer = question.run(&mut timeline, &mut || false).unwrap();
     use PassageKind::{Address, Compared, Computed, Copied, Sent};
     assert_eq!(kinds(&answer), [Compared, Copied, Address, Computed, Sent], "{answer}");
