@@ -186,7 +186,10 @@ fn no_pipe(source: std::io::Error) -> Error {
     Error::Host { what: "cannot make a pipe".to_string(), source }
 }
 
-/// Converts an error of the listener.
+/// Converts an error of the listener. An address that the user must write in another way is a wrong argument.
 pub fn trouble(error: ListenError) -> Error {
-    Error::Unsupported(error.to_string())
+    match error {
+        ListenError::Address(_) | ListenError::NotLoopback(_) => Error::Usage(error.to_string()),
+        _ => Error::Unsupported(error.to_string()),
+    }
 }

@@ -88,17 +88,27 @@ struct Parted {
     /// The instruction's function and the offset in it, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     function: Option<String>,
-    /// The difference right after the instruction.
+    /// Whether the runs differ from the start, before any instruction.
+    from_the_start: bool,
+    /// The difference right after the instruction, or at the start.
     difference: Difference,
 }
 
 impl Display for Runs {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Some(Parted { at, rip, function, difference }) = &self.parted else {
+        let Some(Parted { at, rip, function, from_the_start, difference }) = &self.parted else {
             return write!(f, "the two runs are equal");
         };
-        writeln!(f, "the two runs differ after this instruction:")?;
-        writeln!(f, "{at}  {}", function.as_ref().unwrap_or(rip))?;
+        if *from_the_start {
+            writeln!(
+                f,
+                "the two runs differ from the start: record both with the same guest, --seed and --date to find where \
+                 they part"
+            )?;
+        } else {
+            writeln!(f, "the two runs differ after this instruction:")?;
+            writeln!(f, "{at}  {}", function.as_ref().unwrap_or(rip))?;
+        }
         write!(f, "\n{difference}")
     }
 }
@@ -154,14 +164,24 @@ fn part(
     let (kernel, rip) = (kernels.at(timeline.machine()), processor.linear_rip());
     let function = kernel.and_then(|kernel| kernel.symbols.place_of(rip));
     let moment = Moment::of(&processor, place, kernel);
-    timeline.seek((at + 1).min(timeline.end()), &mut || wait.poll())?.unless_interrupted()?;
-    let before = Side::of(timeline.machine_mut())?;
-    let mut timeline = Timeline::open(right)?;
-    let mut wait = wait.of(&timeline);
-    timeline.seek((at + 1).min(timeline.end()), &mut || wait.poll())?.unless_interrupted()?;
-    let difference = before.to(timeline.machine_mut(), limit)?;
-    let parted = Parted { at: moment, rip: format!("{rip:#x}"), function, difference };
+    let mut other = Timeline::open(right)?;
+    let mut wait = wait.of(&other);
+    let from_the_start = at == Instructions(0) && differ_at_the_start(&mut timeline, &mut other, &mut wait)?;
+    let after = if from_the_start { at } else { at + 1 };
+    for side in [&mut timeline, &mut other] {
+        side.seek(after.min(side.end()), &mut || wait.poll())?.unless_interrupted()?;
+    }
+    let difference = Side::of(timeline.machine_mut())?.to(other.machine_mut(), limit)?;
+    let parted = Parted { at: moment, rip: format!("{rip:#x}"), function, from_the_start, difference };
     Ok(Runs { parted: Some(parted), equal: false })
+}
+
+/// Whether the machines of two runs differ before their first instruction.
+fn differ_at_the_start(left: &mut Timeline, right: &mut Timeline, wait: &mut Wait) -> Result<bool, Error> {
+    for side in [&mut *left, &mut *right] {
+        side.seek(Instructions(0), &mut || wait.poll())?.unless_interrupted()?;
+    }
+    Ok(left.machine_mut().hashes() != right.machine_mut().hashes())
 }
 
 fn go_to(timeline: &mut Timeline, at: PositionSpec, wait: &mut Wait) -> Result<(), Error> {

@@ -161,7 +161,7 @@ fn the_disk_is_served_until_the_server_is_ended() {
     }
     for (address, expected, why) in [
         ("0.0.0.0:0", exit_code::USAGE, "other hosts can reach it; use 127.0.0.1, and a tunnel of ssh"),
-        ("nonsense", exit_code::HOST_LACKS_FEATURE, "expected ADDRESS:PORT"),
+        ("nonsense", exit_code::USAGE, "expected ADDRESS:PORT"),
     ] {
         let arguments = ["disk", "r.ttvm", "mount", "--listen", address];
         let (code, _, told) = ttvm(directory.path(), &arguments);

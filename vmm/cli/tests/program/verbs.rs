@@ -94,12 +94,17 @@ fn log_lists_events_and_says_where_recordings_part() {
     let (code, out, told) = ttvm(directory.path(), &["diff", "l.ttvm", "--with", "r.ttvm", "--json"]);
     assert_eq!(code, 0, "{told}");
     let runs: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(runs["from_the_start"], false, "{out}");
     let found = [&runs["equal"], &runs["instruction"], &runs["difference"]["from"]["instruction"]];
     assert_eq!(found, [&Value::from(false), &Value::from(9_000), &Value::from(9_001)], "{out}");
     let (code, out, _) = ttvm(directory.path(), &["diff", "l.ttvm", "--with", "r.ttvm"]);
     assert!(code == 0 && out.contains("differ after this instruction:\ninsn:9000  "), "{out}");
     let (code, out, _) = ttvm(directory.path(), &["diff", "l.ttvm", "--with", "l.ttvm"]);
     assert_eq!((code, &*out), (0, "the two runs are equal\n"));
+    record(directory.path(), "longer.ttvm", ROUNDS + 1, typed(&[]));
+    let (code, out, _) = ttvm(directory.path(), &["diff", "l.ttvm", "--with", "longer.ttvm"]);
+    assert!(code == 0 && out.starts_with("the two runs differ from the start: "), "{out}");
+    assert!(out.contains("\nfrom insn:0 at 0.000000000 s to insn:0 at "), "{out}");
     for positions in [&["50%"][..], &["50%", "--with", "r.ttvm"]] {
         let (code, _, told) = ttvm(directory.path(), &[&["diff", "l.ttvm"], positions].concat());
         assert!(code == 2 && told.contains("<POS>"), "{told}");
