@@ -6,6 +6,7 @@ mod board;
 mod bugs;
 mod command_lines;
 mod debian;
+mod debug_files;
 mod determinism;
 mod disk;
 mod flows;

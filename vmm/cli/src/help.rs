@@ -51,6 +51,7 @@ Locations:
   phys:ADDRESS[:LENGTH]     memory at a physical address
   SYMBOL[+OFFSET][:LENGTH]  a variable of the guest's kernel
   (TYPE)SYMBOL.FIELD        a variable with a type of the kernel, then .FIELD, ->FIELD and [NUMBER] as in C
+  VARIABLE.FIELD            with --symbols FILE: a variable of FILE
 
 LENGTH is 1 to 8 bytes. The default is 8, or the symbol's size if that is less.";
 

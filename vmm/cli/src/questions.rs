@@ -2,12 +2,13 @@
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use history::timeline::Timeline;
 use machine::error::{Error, exit_code};
 use machine::notation::PositionSpec;
 use machine::position::Instructions;
+use views::debug_files::DebugFiles;
 
 use crate::engine_arg::EngineArgs;
 use crate::travel::{PartArgs, stretch};
@@ -49,6 +50,21 @@ impl ListArgs {
         let mut wait = Wait::on(&timeline)?;
         let (from, to) = stretch(&mut timeline, self.from, self.to, &mut wait)?;
         Ok((timeline, from..to, wait))
+    }
+}
+
+/// Files whose variables and types the user may name.
+#[derive(clap::Args)]
+pub struct SymbolFiles {
+    /// Also know the variables and types of this program, library or vmlinux, which has debug information (DWARF)
+    #[arg(long, value_name = "FILE")]
+    symbols: Vec<PathBuf>,
+}
+
+impl SymbolFiles {
+    /// Opens the files. Call this before a recording is opened, because after that the process may open no further files.
+    pub fn open(&self) -> Result<DebugFiles, Error> {
+        DebugFiles::open(&self.symbols)
     }
 }
 

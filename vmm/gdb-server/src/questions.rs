@@ -9,6 +9,7 @@ use history::timeline::{Cause, Hit, Timeline};
 use machine::error::Error;
 use machine::position::Instructions;
 use origins::{Location, WhereTo, WhoArmed, WhoSet};
+use views::debug_files::DebugFiles;
 use views::difference::Side;
 use views::filters::Filters;
 use views::{calls, object, profile, tree, values};
@@ -55,8 +56,15 @@ impl GdbTarget<'_> {
         if variable.is_empty() {
             return Err(Refusal::new("write: monitor values VARIABLE [FILTER...] [FROM TO]"));
         }
-        let question =
-            values::Question { variable, filters: &filters, all_writes: false, as_bytes, limit: MAX_LISTED };
+        let files = &DebugFiles::default();
+        let question = values::Question {
+            variable,
+            files,
+            filters: &filters,
+            all_writes: false,
+            as_bytes,
+            limit: MAX_LISTED,
+        };
         let found = self.ask(|timeline| question.answer(timeline, part, poll))?;
         let lines =
             found.writes.iter().map(|write| (write.at.instruction, write.at.processor, write.to_string()));

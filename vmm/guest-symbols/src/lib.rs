@@ -34,6 +34,7 @@
 //! - [`modules`] walks the list of modules, by the kernel's type information ([`btf`]).
 //! - [`elf`] makes a file for gdb with the symbols of the kernel and its modules, with types and frames ([`dwarf`]).
 //!   The file has no source lines and nothing about user programs.
+//! - [`debug_file`] reads types and variables from a program's or kernel's file.
 //! - [`vmlinux`] finds the distance between the addresses in a kernel's file and in the guest.
 //! - [`tasks`] lists processes, and [`switched_out`] finds the registers of threads that do not run.
 //! - [`mappings`] lists the files that a process has mapped.
@@ -47,7 +48,7 @@
 //! - [`free_pages()`] finds unused memory, and [`page_owners`] says what used memory is for.
 //!
 //! This crate parses kallsyms, BTF and ORC itself, because these tables are in a guest's memory and not in files. The
-//! crate `object` writes ELF files, and `gimli` writes DWARF.
+//! crate `object` reads and writes ELF files, and `gimli` reads and writes DWARF.
 //!
 //! Follows Linux 6.1 to 7.2: `scripts/kallsyms.c`, `kernel/kallsyms.c`, `kernel/module/kallsyms.c`,
 //! `Documentation/bpf/btf.rst`. Guest memory is not trusted: every length has a limit.
@@ -56,6 +57,7 @@
 
 pub mod boot;
 pub mod btf;
+pub mod debug_file;
 pub mod dwarf;
 pub mod elf;
 mod free_pages;

@@ -109,10 +109,7 @@ impl Btf<'_> {
     /// out.
     pub fn type_named(&self, name: &str) -> Option<NamedType> {
         let pointers = name.chars().filter(|&letter| letter == '*').count();
-        let words: Vec<&str> = name
-            .split(|letter: char| letter.is_whitespace() || letter == '*')
-            .filter(|word| !word.is_empty() && !["const", "volatile"].contains(word))
-            .collect();
+        let words = words_of_type(name);
         if words == ["void"] {
             return Some(NamedType { number: 0, pointers });
         }
@@ -166,7 +163,12 @@ impl Btf<'_> {
             }
             Shape::Const(of) => format!("const {}", self.spelled_within(of, steps)),
             Shape::Volatile(of) | Shape::Restrict(of) | Shape::Tagged(of) => self.spelled_within(of, steps),
-            Shape::Array { element, count } => format!("{}[{count}]", self.spelled_within(element, steps)),
+            Shape::Array { element, count } => {
+                let element = self.spelled_within(element, steps);
+                // In C, the outermost dimension comes first.
+                let (base, inner) = element.split_at(element.find('[').unwrap_or(element.len()));
+                format!("{base}[{count}]{inner}")
+            }
             Shape::Structure { is_union, .. } | Shape::Forward { is_union } => {
                 format!("{} {}", if is_union { "union" } else { "struct" }, name())
             }
@@ -240,7 +242,8 @@ impl Btf<'_> {
             let end = after.find(|letter: char| !letter.is_alphanumeric() && letter != '_');
             let (name, after) = after.split_at(end.unwrap_or(after.len()));
             if follows {
-                variable = self.target(variable, read)?;
+                // In C, an array stands for the address of its first element.
+                variable = self.element(variable, 0, read)?;
             }
             variable = self.field_of(variable, name)?;
             rest = after;
@@ -484,6 +487,20 @@ fn spelled_as_in_btf(words: &[&str]) -> String {
         (0, unsigned) => if unsigned { "unsigned int" } else { "int" }.to_string(),
         (1, unsigned) => if unsigned { "long unsigned int" } else { "long int" }.to_string(),
         (_, unsigned) => if unsigned { "long long unsigned int" } else { "long long int" }.to_string(),
+    }
+}
+
+/// The words of a type's name in C, without qualifiers and asterisks.
+fn words_of_type(name: &str) -> Vec<&str> {
+    let words = name.split(|letter: char| letter.is_whitespace() || letter == '*');
+    words.filter(|word| !word.is_empty() && !["const", "volatile"].contains(word)).collect()
+}
+
+/// A type's name as compilers write it into debug information, without `struct`, `union` and `enum`.
+pub(crate) fn plain_name(name: &str) -> String {
+    match words_of_type(name)[..] {
+        ["struct" | "union" | "enum", name] => name.to_string(),
+        ref words => spelled_as_in_btf(words),
     }
 }
 

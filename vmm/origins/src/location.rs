@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use guest_symbols::Symbols;
 use guest_symbols::typed::{TypeBytes, Variable};
@@ -9,8 +10,10 @@ use history::timeline::number;
 use machine::error::Error;
 use machine::position::Instructions;
 use machine::{Machine, Processor};
+use views::debug_files::DebugFiles;
 use views::guest_kernel::GuestKernels;
-use views::{processors, variable};
+use views::processors;
+use views::variable::{self, Names};
 
 use crate::cell::{Cell, Reg};
 
@@ -28,6 +31,8 @@ pub struct Location {
     /// The length in bytes that the text gives.
     length: Option<u64>,
     text: String,
+    /// Files whose variables and types the text may name.
+    files: Arc<DebugFiles>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +45,7 @@ enum Place {
         offset: u64,
     },
     /// A variable with a type, in the notation of [`variable::VARIABLES`].
-    Typed(String),
+    Typed,
 }
 
 /// The bytes that a location means at one place of the run.
@@ -62,13 +67,15 @@ impl FromStr for Location {
                 place: Place::Register(register, first, bytes),
                 length: None,
                 text: register.name(first, bytes),
+                files: Arc::default(),
             });
         }
         if variable::is_typed(text) {
             return Ok(Location {
-                place: Place::Typed(text.to_string()),
+                place: Place::Typed,
                 length: None,
                 text: text.to_string(),
+                files: Arc::default(),
             });
         }
         let (physical, rest) = match text.strip_prefix("phys:") {
@@ -90,7 +97,7 @@ impl FromStr for Location {
             None if physical => return Err(wrong()),
             None => symbol(at).ok_or_else(wrong)?,
         };
-        Ok(Location { place, length, text: text.to_string() })
+        Ok(Location { place, length, text: text.to_string(), files: Arc::default() })
     }
 }
 
@@ -112,9 +119,15 @@ impl Display for Location {
 }
 
 impl Location {
+    /// The same location, whose text may name variables and types of these files.
+    #[must_use]
+    pub fn with_files(self, files: Arc<DebugFiles>) -> Location {
+        Location { files, ..self }
+    }
+
     /// Whether the location needs the names of the guest's kernel.
     pub fn needs_symbols(&self) -> bool {
-        matches!(self.place, Place::Symbol { .. } | Place::Typed(_))
+        matches!(self.place, Place::Symbol { .. } | Place::Typed)
     }
 
     /// The bytes that the location means for a processor at the machine's present place, with their values. Without a
@@ -161,6 +174,9 @@ impl Location {
                 self.must_be_ram(processor, found)
             }
             Place::Linear(address) => self.linear(processor, *address, length),
+            Place::Symbol { .. } if variable::is_of_files(&self.text, &self.files) => {
+                self.variable(processor, symbols)
+            }
             Place::Symbol { name, offset } => {
                 let none = || format!("the guest's kernel has no symbol {name} at this position");
                 let symbol = symbols.and_then(|symbols| symbols.named(name)).ok_or_else(none)?;
@@ -168,20 +184,24 @@ impl Location {
                 let length = self.length.unwrap_or(if rest == 0 { MOST_BYTES } else { rest.min(MOST_BYTES) });
                 self.linear(processor, symbol.address.wrapping_add(*offset), length)
             }
-            Place::Typed(text) => {
-                let bytes =
-                    symbols.and_then(|symbols| TypeBytes::of_guest(processor.machine(), symbols).ok());
-                let types = bytes.as_ref().and_then(|bytes| bytes.kernel().ok());
-                let Variable { address, size, .. } =
-                    variable::find(text, processor, symbols, types.as_ref())?;
-                if !(1..=MOST_BYTES).contains(&size) {
-                    return Err(format!(
-                        "'{text}' has {size} bytes: name a part with 1 to {MOST_BYTES} bytes"
-                    ));
-                }
-                self.linear(processor, address, size)
-            }
+            Place::Typed => self.variable(processor, symbols),
         }
+    }
+
+    /// The bytes of a variable with a type.
+    fn variable(
+        &self,
+        processor: &Processor<'_, Instructions>,
+        symbols: Option<&Symbols>,
+    ) -> Result<Found, String> {
+        let bytes = symbols.and_then(|symbols| TypeBytes::of_guest(processor.machine(), symbols).ok());
+        let types = bytes.as_ref().and_then(|bytes| bytes.kernel().ok());
+        let names = Names { symbols, types: types.as_ref(), files: &self.files };
+        let Variable { address, size, .. } = variable::find(&self.text, processor, names)?.variable;
+        if !(1..=MOST_BYTES).contains(&size) {
+            return Err(format!("'{self}' has {size} bytes: name a part with 1 to {MOST_BYTES} bytes"));
+        }
+        self.linear(processor, address, size)
     }
 
     fn linear(
@@ -223,7 +243,7 @@ mod tests {
         assert_eq!(parsed("jiffies_64"), Ok((symbol("jiffies_64", 0), None)));
         assert_eq!(parsed("init_task+0x10:2"), Ok((symbol("init_task", 0x10), Some(2))));
         let typed = "(task_struct)init_task.comm[3]";
-        assert_eq!(parsed(typed), Ok((Place::Typed(typed.to_string()), None)));
+        assert_eq!(parsed(typed), Ok((Place::Typed, None)));
         for wrong in ["", "0x1000:0", "0x1000:9", "0x1000:x", "phys:jiffies", "a b", "1x", "+8", "jiffies+x"]
         {
             assert!(parsed(wrong).is_err(), "{wrong}");

@@ -30,6 +30,7 @@ pub mod calls;
 pub mod console;
 pub mod core_file;
 mod core_notes;
+pub mod debug_files;
 pub mod difference;
 pub mod disk;
 pub mod filters;

@@ -1,6 +1,6 @@
 //! Lists all values that a variable had in a part of a recording: when each value was written, and by whom.
 //!
-//! A variable is a symbol or an address, with a type of the guest's kernel or a length. Fields, elements and
+//! A variable is a symbol or an address, with a length, or with a type of the guest's kernel or of a file. Fields, elements and
 //! pointers are followed once, at the end of the part. So all listed writes are to the same memory, even if a
 //! pointer changes.
 
@@ -18,17 +18,20 @@ use machine::{Machine, Processor};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::debug_files::DebugFiles;
 use crate::filters::Filters;
 use crate::functions::symbol_at;
 use crate::guest_kernel::{GuestKernel, GuestKernels};
 use crate::moment::Moment;
-use crate::variable;
+use crate::variable::{self, Names, TypeOrigin};
 
 /// The variable whose values to list.
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
     /// The variable, in the notation of [`VARIABLES`](variable::VARIABLES).
     pub variable: &'a str,
+    /// Files whose variables and types the text may name.
+    pub files: &'a DebugFiles,
     /// The filters of the writes.
     pub filters: &'a Filters,
     /// Whether to list also writes that do not change the value.
@@ -106,7 +109,20 @@ impl Question<'_> {
         let kernel = kernels.at(machine);
         let bytes = kernel.and_then(|kernel| TypeBytes::of_guest(machine, &kernel.symbols).ok());
         let types = bytes.as_ref().and_then(|bytes| bytes.kernel().ok());
-        let known = self.known(&machine.running_processor(), kernel, types.as_ref())?;
+        let symbols = kernel.map(|kernel| &*kernel.symbols);
+        let names = Names { symbols, types: types.as_ref(), files: self.files };
+        let found = variable::find(self.variable.trim(), &machine.running_processor(), names);
+        let found = found.map_err(Error::Position)?;
+        let of_file = match &found.origin {
+            TypeOrigin::File(bytes) => bytes.kernel().ok(),
+            TypeOrigin::None | TypeOrigin::Kernel => None,
+        };
+        let types = match &found.origin {
+            TypeOrigin::None => None,
+            TypeOrigin::Kernel => types.as_ref(),
+            TypeOrigin::File(_) => of_file.as_ref(),
+        };
+        let known = Known { variable: found.variable, as_bytes: self.as_bytes, types };
         let Variable { address, size, .. } = known.variable;
         let size = u32::try_from(size).ok().filter(|&size| size > 0 && u64::from(size) <= MOST_VALUE_BYTES);
         let size = size.ok_or_else(|| {
@@ -182,19 +198,6 @@ impl Question<'_> {
             place: place.unwrap_or_else(|| format!("{rip:#x}")),
             value: known.shown(processor, kernel).unwrap_or_else(|| "not mapped".to_string()),
         }
-    }
-
-    /// Parses the variable, and follows its fields and pointers in the machine's present state.
-    fn known<'a>(
-        &self,
-        processor: &Processor<'_, Instructions>,
-        kernel: Option<&GuestKernel>,
-        types: Option<&'a Btf<'a>>,
-    ) -> Result<Known<'a>, Error> {
-        let symbols = kernel.map(|kernel| &*kernel.symbols);
-        let text = self.variable.trim();
-        let variable = variable::find(text, processor, symbols, types).map_err(Error::Position)?;
-        Ok(Known { variable, as_bytes: self.as_bytes, types: types.filter(|_| variable::is_typed(text)) })
     }
 }
 

@@ -8,6 +8,7 @@ use machine::error::Error;
 use machine::position::{Count, Instructions};
 use tiny_guest::linux::callbacks::{self, Pending, TIMER};
 use tiny_guest::linux::{self, CALLS, Places, programs, task};
+use views::debug_files::DebugFiles;
 use views::difference::Side;
 use views::filters::Filters;
 use views::tree::{Node, Question, Tree};
@@ -195,7 +196,14 @@ fn values_of(
     let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
     let filters = Filters::parse(&words).unwrap();
     let end = timeline.end();
-    let question = values::Question { variable, filters: &filters, all_writes, as_bytes, limit };
+    let question = values::Question {
+        variable,
+        files: &DebugFiles::default(),
+        filters: &filters,
+        all_writes,
+        as_bytes,
+        limit,
+    };
     question.answer(timeline, Instructions(0)..end, &mut *poll)
 }
 

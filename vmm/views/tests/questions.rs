@@ -7,6 +7,7 @@ use history::timeline::Timeline;
 use machine::position::Instructions;
 use tiny_guest::linux::{self, CALLS};
 use views::calls::Calls;
+use views::debug_files::DebugFiles;
 use views::difference::Side;
 use views::filters::Filters;
 use views::profile::Order;
@@ -81,8 +82,10 @@ fn functions_that_do_not_exist_and_too_many_functions_are_refused() {
 fn values_are_listed_from_the_beginning_of_the_part() {
     let (_directory, mut timeline) = timeline();
     let filters = Filters::default();
+    let files = DebugFiles::default();
     let question = |all_writes, limit| values::Question {
         variable: "calls",
+        files: &files,
         filters: &filters,
         all_writes,
         as_bytes: false,

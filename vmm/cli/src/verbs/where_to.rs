@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use history::timeline::Timeline;
 use machine::error::{Error, exit_code};
@@ -10,6 +11,7 @@ use origins::{Location, OnwardEnd, WhereTo};
 
 use crate::help::{LOCATIONS, POSITIONS};
 use crate::output::say;
+use crate::questions::SymbolFiles;
 use crate::travel::{PartArgs, stretch};
 use crate::wait::Wait;
 
@@ -49,18 +51,21 @@ pub struct Args {
     /// Maximum number of copies and uses to show
     #[arg(long, value_name = "N", default_value = "100")]
     limit: NonZeroUsize,
+    #[command(flatten)]
+    symbol_files: SymbolFiles,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
+    let location = args.location.clone().with_files(Arc::new(args.symbol_files.open()?));
     let recording = args.part.open(&args.recording)?;
     let mut timeline = Timeline::open(&recording)?;
     let mut wait = Wait::on(&timeline)?;
     let (at, until) = stretch(&mut timeline, args.from, args.to, &mut wait)?;
     let question = WhereTo {
-        location: &args.location,
+        location: &location,
         processor: args.cpu,
         at,
         until,

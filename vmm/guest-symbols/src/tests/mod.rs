@@ -9,6 +9,7 @@ use super::*;
 
 mod boot;
 mod btf;
+mod debug_file;
 mod dwarf;
 mod free_pages;
 mod guest_view;
