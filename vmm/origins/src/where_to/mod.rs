@@ -59,7 +59,9 @@ impl WhereTo<'_> {
         let choices = Choices { through_computations, with_registers, limit: self.limit };
         let trace = Trace::of(timeline.machine(), &wanted, choices);
         let (trace, end) = Search { timeline, until }.run(trace, poll)?;
-        let end_instruction = timeline.position().number();
+        let position = timeline.position().number();
+        // The search learns only from the following steps that the value is gone.
+        let end_instruction = trace.gone_at().filter(|_| end == End::Gone).unwrap_or(position);
         let (left, has_more_left) = left(timeline, &trace);
         let mut passages = Vec::new();
         for found in &trace.found {

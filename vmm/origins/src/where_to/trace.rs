@@ -86,6 +86,11 @@ impl Trace {
         self.registers.get(processor).copied().unwrap_or(0)
     }
 
+    /// The number of steps after which nothing holds the value, if nothing does.
+    pub fn gone_at(&self) -> Option<u64> {
+        self.followed.is_empty().then_some(self.last_use + 1)
+    }
+
     /// The number of steps since the last step that used the value.
     pub fn quiet_steps(&self, number: u64) -> u64 {
         number.saturating_sub(self.last_use)

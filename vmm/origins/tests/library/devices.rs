@@ -426,8 +426,7 @@ fn a_value_is_followed_to_the_devices_that_get_it() {
         assert_eq!(passage.rip, format!("{:#x}", guest.places[at]), "{answer}");
     }
     let last = guest.at("last").number();
-    // The search sees this at the step after the next one.
-    assert_eq!((answer.end, answer.end_instruction), (OnwardEnd::Gone, last + 2), "{answer}");
+    assert_eq!((answer.end, answer.end_instruction), (OnwardEnd::Gone, last + 1), "{answer}");
     let text = answer.to_string();
     let line = format!("\n    sent: physical {SOURCE:#x} -> {sector}  {VALUE:#x}\n");
     assert!(text.contains(&line), "{text}");
