@@ -194,7 +194,8 @@ impl Location {
         processor: &Processor<'_, Instructions>,
         symbols: Option<&Symbols>,
     ) -> Result<Found, String> {
-        let bytes = symbols.and_then(|symbols| TypeBytes::of_guest(processor.machine(), symbols).ok());
+        let typed = symbols.filter(|_| variable::names_type(&self.text));
+        let bytes = typed.and_then(|symbols| TypeBytes::of_guest(processor.machine(), symbols).ok());
         let types = bytes.as_ref().and_then(|bytes| bytes.kernel().ok());
         let names = Names { symbols, types: types.as_ref(), files: &self.files };
         let Variable { address, size, .. } = variable::find(&self.text, processor, names)?.variable;

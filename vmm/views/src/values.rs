@@ -107,7 +107,8 @@ impl Question<'_> {
         let kernels = Arc::new(GuestKernels::of(timeline, part.end, poll)?);
         let machine = timeline.machine();
         let kernel = kernels.at(machine);
-        let bytes = kernel.and_then(|kernel| TypeBytes::of_guest(machine, &kernel.symbols).ok());
+        let typed = kernel.filter(|_| variable::names_type(self.variable));
+        let bytes = typed.and_then(|kernel| TypeBytes::of_guest(machine, &kernel.symbols).ok());
         let types = bytes.as_ref().and_then(|bytes| bytes.kernel().ok());
         let symbols = kernel.map(|kernel| &*kernel.symbols);
         let names = Names { symbols, types: types.as_ref(), files: self.files };

@@ -52,9 +52,14 @@ pub enum TypeOrigin {
     File(TypeBytes),
 }
 
+/// Whether a text of a variable names a type.
+pub fn names_type(text: &str) -> bool {
+    text.trim_start().starts_with('(')
+}
+
 /// Whether a text of a variable names a type, or follows fields.
 pub fn is_typed(text: &str) -> bool {
-    text.starts_with('(') || text.contains('[') || text.contains("->")
+    names_type(text) || text.contains('[') || text.contains("->")
 }
 
 /// Whether a text begins with a variable of the files.
