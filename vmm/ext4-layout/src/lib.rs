@@ -34,7 +34,13 @@
 //!
 //! A lazy layout ([`Layout::new`]) lists a folder when the block of its inode is first read. The entries then get inodes in
 //! blocks of inode tables that nobody read, and contents in blocks that nobody read. An answer for a block never changes. A
-//! block that was read before it had contents has zeros for ever.
+//! block that was read before it had contents has zeros for ever. So a guest should mount with `inode_readahead_blks=0`: Linux
+//! then reads single blocks of inode tables, and folders that the guest does not look at are not listed.
+//!
+//! Inodes of folders and of files have separate blocks, and the blocks of folders lie apart from those of files. A guest that
+//! looks at a file, or reads ahead in a file, does not make the layout list anything.
+//!
+//! A disk may be longer than its file system. Linux leaves the blocks behind the end alone, and they have zeros.
 //!
 //! # What a checker finds
 //!

@@ -24,6 +24,17 @@ impl Disk {
         Ok(Disk { layout: Layout::new(layout, tree, &root)? })
     }
 
+    /// A disk that lists all folders at once, so that its counts are exact, too.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Disk::new`].
+    pub fn eager(layout: ext4_layout::Options, options: &Options) -> Result<Disk, Error> {
+        let tree = HostTree::new(options)?;
+        let root = tree.root().clone();
+        Ok(Disk { layout: Layout::eager(layout, tree, &root)? })
+    }
+
     /// The number of blocks of 4096 bytes.
     pub fn blocks(&self) -> u64 {
         self.layout.blocks()

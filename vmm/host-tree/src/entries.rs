@@ -14,26 +14,44 @@ pub(crate) struct Found {
     pub(crate) is_readable: bool,
 }
 
-/// The entries of a folder, without numbers. An entry that disappears meanwhile is left out.
-pub(crate) fn list(folder: OwnedFd) -> io::Result<Vec<Found>> {
-    let mut found = Vec::new();
+/// What is in a folder.
+#[derive(Default)]
+pub(crate) struct Listing {
+    /// The entries, without numbers.
+    pub(crate) found: Vec<Found>,
+    /// Names that cannot be looked at, and why.
+    pub(crate) lost: Vec<(Vec<u8>, io::Error)>,
+}
+
+/// Lists an opened folder. An entry that disappears meanwhile is left out.
+pub(crate) fn list(folder: OwnedFd) -> io::Result<Listing> {
+    let mut listing = Listing::default();
     for entry in Dir::read_from(&folder)? {
         let entry = entry?;
         let name = entry.file_name();
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        let stat = match statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT) {
-            // The user may list the folder, but not use its names.
-            Err(Errno::ACCESS) => return Err(Errno::ACCESS.into()),
-            Err(_) => continue,
-            Ok(stat) => stat,
-        };
-        let Some(kind) = kind(&folder, name, &stat) else { continue };
-        let is_readable = kind != Kind::File || stat.st_size == 0 || may_read(&folder, name, &stat);
-        found.push(Found { entry: entry_of(name.to_bytes(), kind, &stat), is_readable });
+        match statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT) {
+            Ok(stat) => listing.found.extend(found(&folder, name, &stat)),
+            Err(Errno::NOENT) => (),
+            Err(errno) => listing.lost.push((name.to_bytes().to_vec(), errno.into())),
+        }
     }
-    Ok(found)
+    match listing.lost.pop() {
+        // The user may list the folder, but not use its names.
+        Some((_, error)) if listing.found.is_empty() => Err(error),
+        last => {
+            listing.lost.extend(last);
+            Ok(listing)
+        }
+    }
+}
+
+fn found(folder: &OwnedFd, name: &CStr, stat: &Stat) -> Option<Found> {
+    let kind = kind(folder, name, stat)?;
+    let is_readable = kind != Kind::File || stat.st_size == 0 || may_read(folder, name, stat);
+    Some(Found { entry: entry_of(name.to_bytes(), kind, stat), is_readable })
 }
 
 /// The entry of a file with this state.

@@ -1,5 +1,7 @@
 //! The tree of the host's folders and files.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -7,7 +9,7 @@ use ext4_layout::{Entry, Id, Identity, Kind, Time, Tree};
 use rustix::fs::{Stat, fstat};
 
 use crate::beneath::{Base, open_folder};
-use crate::entries::{Found, entry_of, identity, list};
+use crate::entries::{Found, Listing, entry_of, identity, list};
 use crate::files::{OpenFiles, Read};
 use crate::graft::{Grafts, Planted, What, plant};
 use crate::hidden::Hidden;
@@ -121,15 +123,19 @@ impl HostTree {
         let listed = base.find(&names).and_then(|found| {
             let is_hidden = self.hidden.has_inode(identity(&fstat(&found)?));
             let folder = if is_hidden { None } else { open_folder(&found)? };
-            folder.map_or_else(|| Ok(Vec::new()), list)
+            folder.map_or_else(|| Ok(Listing::default()), list)
         });
         let path = base.path(&names);
-        let listed = listed.unwrap_or_else(|error| {
+        let Listing { found, lost } = listed.unwrap_or_else(|error| {
             self.warn(id, WarningKind::EmptyFolder(error.to_string()));
-            Vec::new()
+            Listing::default()
         });
-        let mut entries = Vec::with_capacity(listed.len());
-        for Found { entry, is_readable } in listed {
+        for (name, error) in lost {
+            let path = path.join(OsStr::from_bytes(&name));
+            self.warnings.push(Warning { path, kind: WarningKind::Missing(error.to_string()) });
+        }
+        let mut entries = Vec::with_capacity(found.len());
+        for Found { entry, is_readable } in found {
             if !self.hidden.has(&path, &entry.name, entry.identity) {
                 entries.push(self.number(id, entry, is_readable));
             }
@@ -208,7 +214,7 @@ impl Tree for HostTree {
     fn no_room(&mut self, folder: Id, name: &[u8]) {
         let mut path = self.path(folder);
         if !name.is_empty() {
-            path.push(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(name));
+            path.push(OsStr::from_bytes(name));
         }
         self.warnings.push(Warning { path, kind: WarningKind::NoRoom });
     }

@@ -17,6 +17,8 @@ pub struct Warning {
 pub enum WarningKind {
     /// A folder cannot be listed, for this reason. The guest sees an empty folder.
     EmptyFolder(String),
+    /// An entry of a folder cannot be looked at, for this reason. The guest does not see the entry.
+    Missing(String),
     /// The user may not read the file. The guest sees an empty file.
     EmptyFile,
     /// A file cannot be read, for this reason. The guest gets errors.
@@ -32,6 +34,7 @@ impl fmt::Display for Warning {
         let path = self.path.display();
         match &self.kind {
             WarningKind::EmptyFolder(why) => write!(f, "{path}: the guest sees an empty folder: {why}"),
+            WarningKind::Missing(why) => write!(f, "{path}: the guest does not see this: {why}"),
             WarningKind::EmptyFile => write!(f, "{path}: the guest sees an empty file: you may not read it"),
             WarningKind::Unreadable(why) => write!(f, "{path}: the guest gets errors: {why}"),
             WarningKind::Changed => {
