@@ -73,7 +73,7 @@ fn nth(runs: &[Run], mut number: u32) -> u32 {
 }
 
 impl Extents {
-    /// The number of blocks, with those of the extent tree.
+    /// The number of blocks, including blocks of the extent tree.
     pub(crate) fn blocks(&self) -> u64 {
         self.contents.iter().chain(&self.index).map(|run| u64::from(run.count)).sum()
     }

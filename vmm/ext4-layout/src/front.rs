@@ -21,8 +21,8 @@ const SUPERBLOCK: usize = 1024;
 const COMPATIBLE: u32 = 0x8 | 0x20 | 0x200;
 /// `filetype`, `extents`, `flex_bg`.
 const INCOMPATIBLE: u32 = 0x2 | 0x40 | 0x200;
-/// `sparse_super`, `large_file`, `huge_file`, `dir_nlink`, `extra_isize`. There are no checksums: they would have to be known
-/// before the files are listed, and the bytes come from memory and not from a medium that decays.
+/// `sparse_super`, `large_file`, `huge_file`, `dir_nlink`, `extra_isize`. There are no checksums,
+/// because no medium keeps the bytes that could decay.
 const READ_ONLY_COMPATIBLE: u32 = 0x1 | 0x2 | 0x8 | 0x20 | 0x40;
 /// Bytes in names are unsigned for their hash.
 const UNSIGNED_HASH: u32 = 0x2;

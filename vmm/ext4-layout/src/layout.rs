@@ -72,7 +72,7 @@ impl<T: Tree> Layout<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`Layout::new`].
+    /// The errors of [`Layout::new`].
     pub fn eager(options: Options, tree: T, root: &Entry) -> Result<Layout<T>, Error> {
         let mut layout = Layout::new(options, tree, root)?;
         let mut node = 0;

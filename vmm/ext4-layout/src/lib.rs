@@ -34,10 +34,10 @@
 //!
 //! A lazy layout ([`Layout::new`]) lists a folder when the block of its inode is first read. The entries then get inodes in
 //! blocks of inode tables that nobody read, and contents in blocks that nobody read. An answer for a block never changes. A
-//! block that was read before it had contents has zeros for ever. So a guest should mount with `inode_readahead_blks=0`: Linux
-//! then reads single blocks of inode tables, and folders that the guest does not look at are not listed.
+//! block that was read before it had contents has zeros for ever. So a guest should mount with `inode_readahead_blks=0`. Linux
+//! then reads single blocks of inode tables, and the layout lists few folders that the guest does not look at.
 //!
-//! Inodes of folders and of files have separate blocks, and the blocks of folders lie apart from those of files. A guest that
+//! An inode of a folder and an inode of a file never share a block. Names of folders lie far from contents of files. A guest that
 //! looks at a file, or reads ahead in a file, does not make the layout list anything.
 //!
 //! A disk may be longer than its file system. Linux leaves the blocks behind the end alone, and they have zeros.
@@ -45,9 +45,9 @@
 //! # What a checker finds
 //!
 //! - Eager ([`Layout::eager`]): `e2fsck -fn` finds nothing.
-//! - Lazy: `e2fsck -fn` finds nothing in its passes 1 to 4, which look at inodes, names, paths and link counts. Pass 5 says
-//!   that inodes and blocks of the host area that no file has are called used, and that groups have fewer folders than
-//!   they say. Linux does not compare these numbers. If a hard link of a file is not in the tree, pass 4 says so.
+//! - Lazy: `e2fsck -fn` finds nothing in its passes 1 to 4, which look at inodes, names, paths and link counts. Pass 5
+//!   finds inodes and blocks of the host area that are called used, although no file has them. Pass 5 also finds fewer folders
+//!   in a group than its descriptor says. Linux does not compare these numbers. If a hard link of a file is not in the tree, pass 4 says so.
 //!
 //! # The file system
 //!
@@ -55,10 +55,10 @@
 //! guest that crashes is not mounted again. There are no checksums. Folders of more than one block have a tree of hashes. The
 //! names in a folder are in the order of their hashes.
 //!
-//! Hard links: names with one device and inode become one inode, with the host's number of links (at most 65,000), also if
-//! they lie in folders that are listed at different times. An inode gets at most as many names as it had links when its first
-//! name was listed. A name beyond that, or with another size or time of change, becomes an inode of its own. An eager layout
-//! counts only links in the tree.
+//! Hard links: names with one device and inode become one inode, also if their folders are listed at different times. The
+//! inode has the host's number of links, at most 65,000. The number is frozen when the first name is listed. A name beyond
+//! this number, or with another size or time of change, becomes an inode of its own. An eager layout counts only links in the
+//! tree.
 //!
 //! The largest disk has 16 TiB - 128 MiB. A file that does not fit seems empty, and [`Tree::no_room`] reports it. A sparse
 //! file takes room for its whole size.

@@ -1,4 +1,4 @@
-//! What the layout remembers of a folder, a file or another entry.
+//! The layout's memory of a folder, a file or another entry.
 
 use crate::extents::Extents;
 use crate::folder::{FOLDER, Names};

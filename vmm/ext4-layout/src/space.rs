@@ -1,7 +1,7 @@
 //! Gives out the blocks of the host area.
 //!
-//! Contents of files grow upward from the start of the area. Blocks of folders, of long symbolic links and of extent trees
-//! grow downward from the end, so that the guest's read-ahead in a file does not reach folders.
+//! Contents of files grow upward from the start of the area. Blocks of folders, long symbolic links and extent trees grow
+//! downward from the end. So the guest's read-ahead in a file does not reach folders.
 
 use std::ops::Range;
 
@@ -56,7 +56,7 @@ impl Space {
         Space { left: area, frozen: Frozen::default(), before: Vec::new(), behind: Vec::new() }
     }
 
-    /// The blocks between those of files and those of folders.
+    /// The blocks between the last file and the last folder.
     pub(crate) fn left(&self) -> Range<u32> {
         self.left.clone()
     }

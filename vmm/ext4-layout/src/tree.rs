@@ -1,4 +1,4 @@
-//! What a layout asks of the world: folders, and the entries of folders.
+//! The folders and files that a layout shows, and the trait that provides them.
 
 /// A number that a [`Tree`] gives to a folder or a file. The layout only repeats the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -91,6 +91,6 @@ fn a_million_random_requests_stay_inside() {
             assert!(id <= last && offset <= 100_000_000_001);
         }
     }
-    // What was asked for too early is unused, and everything is found all the same.
+    // Blocks that were read too early are unused, and a walk finds everything all the same.
     reader::check(&mut disk);
 }

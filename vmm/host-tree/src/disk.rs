@@ -17,7 +17,7 @@ impl Disk {
     ///
     /// # Errors
     ///
-    /// Those of [`HostTree::new`], and if the sizes in `layout` do not fit.
+    /// The errors of [`HostTree::new`], or if the sizes in `layout` do not fit.
     pub fn new(layout: ext4_layout::Options, options: &Options) -> Result<Disk, Error> {
         let tree = HostTree::new(options)?;
         let root = tree.root().clone();
@@ -28,7 +28,7 @@ impl Disk {
     ///
     /// # Errors
     ///
-    /// Those of [`Disk::new`].
+    /// The errors of [`Disk::new`].
     pub fn eager(layout: ext4_layout::Options, options: &Options) -> Result<Disk, Error> {
         let tree = HostTree::new(options)?;
         let root = tree.root().clone();

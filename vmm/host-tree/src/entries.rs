@@ -14,7 +14,7 @@ pub(crate) struct Found {
     pub(crate) is_readable: bool,
 }
 
-/// What is in a folder.
+/// The entries of a folder.
 #[derive(Default)]
 pub(crate) struct Listing {
     /// The entries, without numbers.

@@ -25,7 +25,7 @@ pub(crate) enum Read {
     Failed(io::Error),
 }
 
-/// Files that are open, the one that was used last in front.
+/// Open files; the last used file is in front.
 #[derive(Debug, Default)]
 pub(crate) struct OpenFiles {
     files: VecDeque<(Id, OwnedFd)>,
@@ -84,7 +84,7 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(errno, Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::STALE))
 }
 
-/// Reads bytes; false if the file is not the one of the listing before and after the reading.
+/// Reads bytes; false if the file differs from the listed file before or after the reading.
 fn read_unchanged(file: &OwnedFd, state: &FileState, offset: u64, bytes: &mut [u8]) -> io::Result<bool> {
     if !is_unchanged(file, state)? {
         return Ok(false);

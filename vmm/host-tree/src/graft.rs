@@ -16,7 +16,7 @@ const MOST_LINKS: usize = 40;
 /// The grafts below a folder, by name.
 pub(crate) type Grafts = BTreeMap<Vec<u8>, Planted>;
 
-/// What a name stands for that has a graft at its place or below its place.
+/// A name on the way to a graft, or the graft's own name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Planted {
     /// `None` for a folder that only leads to grafts.
@@ -25,7 +25,7 @@ pub(crate) struct Planted {
     pub(crate) below: Arc<Grafts>,
 }
 
-/// What is grafted.
+/// The folder or file of a graft.
 #[derive(Clone, Debug)]
 pub(crate) enum What {
     /// The folder of the base with this number.
@@ -34,7 +34,7 @@ pub(crate) enum What {
     File(Arc<[u8]>, u16),
 }
 
-/// The grafts of a tree. Their folders become bases behind the first base, which is the root.
+/// The grafts of a tree. Grafted folders become bases behind the first base, which is the root.
 pub(crate) fn plant(grafts: &[Graft], bases: &mut Vec<Base>) -> Result<Arc<Grafts>, Error> {
     let mut all = Planted::default();
     for graft in grafts {

@@ -19,14 +19,14 @@
 //!
 //! Only folders and regular files below the root and below grafted folders are opened, by `openat2` with `RESOLVE_BENEATH`,
 //! `RESOLVE_NO_SYMLINKS` and `RESOLVE_NO_MAGICLINKS`. No pipe, socket or device is ever opened; the guest sees their inodes.
-//! Mounted file systems are followed. Those whose files the kernel makes (proc, sysfs, devpts, cgroup and their like) are
-//! empty folders. Nothing is written; a file system may note the times of access.
+//! Mounted file systems are followed. File systems of the kernel (proc, sysfs, devpts, cgroup and their like) are empty
+//! folders. Nothing is written; a file system may note the times of access.
 //!
 //! # What the guest does not see
 //!
 //! Hidden paths ([`Options::hidden`]) do not exist. A folder that the user may not list is empty, and so is a file that the
-//! user may not read. A file that changed since its folder was listed (device, inode, size, mtime or ctime) gives errors: the
-//! state is compared before and after each reading. A change within one tick of the host's clock for files, some
+//! user may not read. A file that changed since its folder was listed gives errors. Device, inode, size, mtime and ctime are
+//! compared before and after each reading. A change within one tick of the host's clock for files, some
 //! milliseconds, can escape the comparison. [`HostTree::take_warnings`] names these files, each once.
 
 #![forbid(unsafe_code)]

@@ -11,7 +11,7 @@ use thiserror::Error;
 pub struct Options {
     /// The folder of the host that becomes the guest's root.
     pub root: PathBuf,
-    /// Paths of the host that do not exist for the guest: folders with all that is in them, or files. Symbolic links
+    /// Paths of the host that do not exist for the guest: whole folders, or files. Symbolic links
     /// in a path count as the place to which they lead, apart from the last name. A folder that has another path too,
     /// by a mount, is hidden there as well.
     pub hidden: Vec<PathBuf>,
@@ -27,11 +27,11 @@ pub struct Graft {
     /// The absolute path in the guest. Missing folders above are made; symbolic links above are followed. What the host
     /// has at this path disappears.
     pub at: PathBuf,
-    /// What the guest sees there.
+    /// The folder or file that the guest sees there.
     pub what: Grafted,
 }
 
-/// What a [`Graft`] shows.
+/// The folder or file of a [`Graft`].
 #[derive(Clone, Debug)]
 pub enum Grafted {
     /// A folder of the host.

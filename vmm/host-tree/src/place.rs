@@ -1,4 +1,4 @@
-//! What a tree remembers of each folder and file that it gave a number to.
+//! The tree's memory of the folders and files that have a number.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) enum Source {
     Base(usize, Arc<Grafts>),
     /// A folder of the host that is in the folder above, with grafts.
     Folder(Arc<Grafts>),
-    /// A file of the host that is in the folder above. The state is that of the listing.
+    /// A file of the host that is in the folder above. The state was read when the folder was listed.
     File(FileState),
     /// A file that the host does not have.
     Bytes(Arc<[u8]>),

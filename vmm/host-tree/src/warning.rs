@@ -1,4 +1,4 @@
-//! What a user should know about the files that a guest saw.
+//! Warnings about files that the guest does not see as they are.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 pub struct Warning {
     /// The path on the host.
     pub path: PathBuf,
-    /// What is different.
+    /// The difference.
     pub kind: WarningKind,
 }
 

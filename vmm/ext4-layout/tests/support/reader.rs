@@ -1,4 +1,4 @@
-//! A reader of ext4 that compares what it reads with the tree. It shares no code with the layout.
+//! A reader of ext4 that compares a disk with its tree. The reader shares no code with the layout.
 
 use ext4_layout::{Block, Entry, Id, Kind, Time};
 
