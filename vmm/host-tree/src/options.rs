@@ -24,8 +24,8 @@ pub struct Options {
 /// A folder or a file at another place of the guest.
 #[derive(Clone, Debug)]
 pub struct Graft {
-    /// The absolute path in the guest. Missing folders above are made; symbolic links above are followed. What the host
-    /// has at this path disappears.
+    /// The absolute path in the guest. Missing folders above are made; symbolic links above are followed. The
+    /// host's own file or folder at this path disappears.
     pub at: PathBuf,
     /// The folder or file that the guest sees there.
     pub what: Grafted,
