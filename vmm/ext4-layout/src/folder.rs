@@ -248,6 +248,20 @@ mod tests {
     }
 
     #[test]
+    fn a_folder_gets_a_tree_when_names_and_dots_fill_a_block() {
+        for (count, blocks) in
+            [(254, 1), (255, 2), (256, 2), (257, 3), (508 * 256, 509), (508 * 256 + 1, 511)]
+        {
+            let names: Vec<String> = (0..count).map(|number| format!("{number:08}")).collect();
+            let names = Names::new([0; 4], names.iter().map(|name| (name.as_bytes(), 5)));
+            assert_eq!(names.blocks(), blocks, "{count}");
+            let last = entries(&names.block(blocks - 1, 11, 2, |inode| Target { inode, kind: 1 }));
+            let named = last.iter().filter(|(_, kind, _)| *kind == 1).count();
+            assert_eq!(named, if blocks == 1 { 254 } else { 1 + (count - 1) % 256 }, "{count}");
+        }
+    }
+
+    #[test]
     fn blocks_that_share_a_hash_are_marked() {
         let name = |at| (8, Name { at, length: 255, node: 1 });
         let leaves = divide(&(0..32).map(name).collect::<Vec<_>>(), 0);

@@ -73,6 +73,24 @@ fn files_and_folders_in_very_many_pieces_are_found() {
 }
 
 #[test]
+fn e2fsck_finds_nothing_where_a_folder_gets_a_tree_or_one_more_level() {
+    let mut tree = Memory::new();
+    // An entry has 16 bytes, a block 256 of them, and the root of a tree 508 blocks.
+    for count in [254, 255, 256, 257, 508 * 256, 508 * 256 + 1] {
+        let folder = tree.add(ROOT, format!("{count} names").as_bytes(), Kind::Folder, 0);
+        for number in 0..count {
+            tree.add(folder, format!("{number:08}").as_bytes(), Kind::Fifo, 0);
+        }
+    }
+    let mut disk = Disk::eager(options(34), tree);
+    match checker::problems(&mut disk) {
+        Some(problems) => assert_eq!(problems, Vec::<String>::new()),
+        None => skip::test("there is no e2fsck: install e2fsprogs"),
+    }
+    assert_eq!(disk.layout.tree().no_room, []);
+}
+
+#[test]
 fn a_million_random_requests_stay_inside() {
     let tree = large(20_000, 2_000);
     let last = tree.folders.values().flatten().map(|entry| entry.id).max().unwrap();

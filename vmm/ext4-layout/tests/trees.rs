@@ -228,3 +228,26 @@ fn a_disk_without_room_says_so() {
     assert_eq!(no_room.len() - 1, 20_000 - found);
     assert_eq!(no_room[1], (folder, format!("{found:05}").into_bytes()));
 }
+
+#[test]
+fn a_long_symbolic_link_without_room_is_left_out() {
+    let mut tree = Memory::new();
+    // The host area has 32,768 blocks. The root takes one more for its names, so not all of the links have a block.
+    tree.add(ROOT, b"a", Kind::File, 32_760 * 4096);
+    for number in 0..20 {
+        tree.add(ROOT, format!("link {number:02}").as_bytes(), Kind::Symlink(vec![b'x'; 100]), 0);
+    }
+    tree.add(ROOT, b"pipe", Kind::Fifo, 0);
+    let mut disk = Disk::lazy(options(1), tree);
+    let root = reader::inode(&mut disk, 2);
+    let mut left_out: Vec<Vec<u8>> =
+        disk.layout.tree().no_room.iter().map(|(_, name)| name.clone()).collect();
+    // The names of the root have no block left. So the guest sees nothing, and the last report says so.
+    assert_eq!(left_out.pop(), Some(Vec::new()));
+    assert_eq!(left_out, (8..20).map(|number| format!("link {number:02}").into_bytes()).collect::<Vec<_>>());
+    assert_eq!((root.size_bytes, reader::extents(&mut disk, &root).len()), (0, 0));
+    // The pipe has the inode after the file and eight links, which begin a block behind that of lost+found.
+    let pipe = reader::inode(&mut disk, 2 * 16 + 1 + 9);
+    assert_eq!(pipe.mode >> 12, 1);
+    assert_eq!(reader::inode(&mut disk, pipe.number + 1).mode, 0);
+}
