@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p ttvm-host-tree --example serve -- FOLDER SOCKET GIBIBYTES`
 //!
-//! The program ends when the first client leaves. It then shows how much of the disk was read.
+//! The program ends when the first client leaves, and shows the number of blocks that were read.
 
 use std::collections::BTreeMap;
 use std::error::Error;
