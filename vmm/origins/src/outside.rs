@@ -217,3 +217,33 @@ fn told(ram: &GuestRam, function: &VirtioFunctionStateV1, chain: &[Buffer], offs
         None => format!("byte {offset} of a request"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use devices::passthrough::DeviceInputV1;
+
+    use super::*;
+
+    #[test]
+    fn events_that_write_memory_are_named() {
+        let text =
+            |event: &Event, value: &[u8]| by_event(7, event, value).map(|source| (source.text, source.event));
+        let frames = Event::NetworkInput(vec![vec![1, 2, 3], vec![4, 5, 6, 7]]);
+        let named = |rest: &str| Some((format!("event 7: {rest}"), Some(7)));
+        let place = "byte 2 of network frame 2 of 2, which has 4 bytes";
+        assert_eq!(text(&frames, &[6, 7]), named(place));
+        assert_eq!(text(&frames, &[1, 2, 3]), named("byte 0 of network frame 1 of 2, which has 3 bytes"));
+        assert_eq!(text(&frames, &[3, 4]), named("2 network frames"));
+        let devices = Event::Devices(DeviceInputV1::default());
+        assert_eq!(text(&devices, &[1]), named("input of a passed-through device"));
+        assert_eq!(text(&Event::ConsoleInput(vec![1]), &[1]), None);
+    }
+
+    #[test]
+    fn typed_keys_have_names() {
+        assert_eq!(
+            [b'k', b'~', b' ', b'\n', 0x7f].map(key),
+            ["'k'", "'~'", "byte 0x20", "byte 0x0a", "byte 0x7f"]
+        );
+    }
+}

@@ -269,3 +269,6 @@ impl Step {
         matches!(mnemonic, Some(M::Out | M::Outsb | M::Outsw | M::Outsd))
     }
 }
+
+#[cfg(test)]
+pub mod tests;

@@ -449,3 +449,6 @@ impl Observer for RegisterWrites {
         ControlFlow::Continue(())
     }
 }
+
+#[cfg(test)]
+mod tests;

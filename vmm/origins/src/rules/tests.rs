@@ -1,6 +1,7 @@
 //! A table of instructions and the bytes that they move.
 
-use cpu::CpuState;
+use cpu::{Cpu, CpuState, EmptyBus, Segment, Stop};
+use guest_ram::GuestRam;
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, DecoderOptions, IcedError};
 
@@ -41,7 +42,16 @@ fn source(
     let access = |linear| vec![Access { linear, physical: linear, bytes: bytes.clone() }];
     let (loads, stores) = (access(LOADED), access(STORED));
     let executed = Executed { instruction: &instruction, before, loads: &loads, stores: &stores };
-    source_of(&effects(&executed), place)
+    let effects = effects(&executed);
+    for effect in &effects {
+        let (first, size) = match effect.to {
+            Place::Register(Reg::General(_), first) => (first, 8),
+            Place::Register(Reg::Vector(_), first) => (first, 16),
+            Place::Memory(_) => continue,
+        };
+        assert!(first + effect.bytes <= size, "{effect:?} is longer than the register");
+    }
+    source_of(&effects, place)
 }
 
 fn reg(number: u8, byte: u8) -> Place {
@@ -125,6 +135,7 @@ fn moves_of_general_registers() {
         |a| a.movnti(qword_ptr(rbx), rax), stored(1) => copied(reg(0, 1));
         |a| a.lea(rax, ptr(rbx)), reg(0, 2) => copied(reg(3, 2));
         |a| a.lea(eax, ptr(rbx)), reg(0, 2) => copied(reg(3, 2));
+        |a| a.lea(rax, ptr(ebx)), reg(0, 2) => COMPUTED;
         |a| a.lea(rax, ptr(rbx + 1)), reg(0, 2) => COMPUTED;
         |a| a.lea(rax, ptr(rbx + rcx)), reg(0, 2) => COMPUTED;
         |a| a.lea(rax, ptr(rcx * 2 + 0x1000)), reg(0, 2) => COMPUTED;
@@ -168,6 +179,38 @@ fn stack_and_exchange() {
         |a| a.cmpxchg16b(xmmword_ptr(rcx)), reg(0, 1) => loaded(1);
         |a| a.cmpxchg16b(xmmword_ptr(rcx)), reg(2, 1) => loaded(9);
         |a| a.cmpxchg16b(xmmword_ptr(rcx)), stored(9) => KEPT;
+    }
+    // Only the operand's bytes are compared.
+    let mut equal_parts = state();
+    equal_parts.gpr[0] = RAX ^ 1 << 63;
+    equal_parts.gpr[1] = RAX;
+    table! { &equal_parts;
+        |a| a.cmpxchg(qword_ptr(rcx), rbx), stored(1) => KEPT;
+        |a| a.cmpxchg(qword_ptr(rcx), rbx), reg(0, 7) => loaded(7);
+        |a| a.cmpxchg(dword_ptr(rcx), ebx), stored(3) => copied(reg(3, 3));
+        |a| a.cmpxchg(dword_ptr(rcx), ebx), reg(0, 3) => KEPT;
+        |a| a.cmpxchg(word_ptr(rcx), bx), stored(1) => copied(reg(3, 1));
+        |a| a.cmpxchg(byte_ptr(rcx), bl), stored(0) => copied(reg(3, 0));
+        |a| a.cmpxchg(ecx, ebx), reg(1, 3) => copied(reg(3, 3));
+        |a| a.cmpxchg(ch, bl), reg(1, 1) => KEPT;
+        |a| a.cmpxchg(ch, bl), reg(0, 0) => copied(reg(1, 1));
+    }
+    for bytes in [1, 2, 4] {
+        let mut unequal = state();
+        unequal.gpr[0] = RAX ^ 1 << (8 * bytes - 1);
+        let place = stored(bytes - 1);
+        let (from, above) = (loaded(bytes - 1), if bytes == 4 { ZEROS } else { None });
+        let (last, next) = (reg(0, bytes as u8 - 1), reg(0, bytes as u8));
+        let exchange = |a: &mut CodeAssembler| match bytes {
+            1 => a.cmpxchg(byte_ptr(rcx), bl),
+            2 => a.cmpxchg(word_ptr(rcx), bx),
+            _ => a.cmpxchg(dword_ptr(rcx), ebx),
+        };
+        table! { &unequal;
+            exchange, place => KEPT;
+            exchange, last => from;
+            exchange, next => above;
+        }
     }
     let mut equal = state();
     equal.gpr[2] = RAX;
@@ -219,6 +262,14 @@ fn conditions_strings_and_constants() {
         |a| a.cpuid(), reg(3, 0) => Some(Source::Outside(Outside::Processor("CPUID")));
         |a| a.rdrand(rbx), reg(3, 7) => Some(Source::Outside(Outside::Processor("RDRAND")));
         |a| a.rdmsr(), reg(0, 0) => Some(Source::Outside(Outside::Processor("RDMSR")));
+        |a| a.rdtscp(), reg(1, 3) => Some(Source::Outside(Outside::Processor("RDTSCP")));
+        |a| a.rdpmc(), reg(2, 0) => Some(Source::Outside(Outside::Processor("RDPMC")));
+        |a| a.xgetbv(), reg(2, 0) => Some(Source::Outside(Outside::Processor("XGETBV")));
+        |a| a.rdseed(rbx), reg(3, 7) => Some(Source::Outside(Outside::Processor("RDSEED")));
+        |a| a.rdpid(rbx), reg(3, 7) => Some(Source::Outside(Outside::Processor("RDPID")));
+        |a| a.rdfsbase(rbx), reg(3, 7) => Some(Source::Unfollowed("the base of fs".to_string()));
+        |a| a.rdgsbase(ebx), reg(3, 3) => Some(Source::Unfollowed("the base of gs".to_string()));
+        |a| a.rdgsbase(ebx), reg(3, 4) => ZEROS;
         |a| a.xor(eax, eax), reg(0, 0) => IDIOM;
         |a| a.xor(eax, eax), reg(0, 4) => ZEROS;
         |a| a.xor(eax, ebx), reg(0, 0) => COMPUTED;
@@ -236,9 +287,17 @@ fn conditions_strings_and_constants() {
         |a| a.xor(rax, qword_ptr(rbx)), reg(0, 0) => COMPUTED;
         |a| a.pxor(xmm1, xmm1), xmm(1, 9) => IDIOM;
         |a| a.pxor(xmm1, xmm2), xmm(1, 9) => COMPUTED;
+        |a| a.sub(rax, 0), reg(0, 0) => COMPUTED;
+        |a| a.xor(dword_ptr(rbx), eax), stored(0) => COMPUTED;
+        |a| a.xorps(xmm1, xmm1), xmm(1, 9) => IDIOM;
+        |a| a.psubd(xmm1, xmm1), xmm(1, 9) => IDIOM;
+        |a| a.pcmpeqd(xmm1, xmm1), xmm(1, 9) => IDIOM;
+        |a| a.pand(xmm1, xmm1), xmm(1, 9) => COMPUTED;
         |a| a.add(rax, rbx), reg(0, 0) => COMPUTED;
         |a| a.inc(dword_ptr(rbx)), stored(0) => COMPUTED;
         |a| a.mul(rbx), reg(2, 0) => COMPUTED;
+        |a| a.mul(ebx), reg(2, 0) => COMPUTED;
+        |a| a.mul(ebx), reg(3, 0) => None;
         |a| a.sete(al), reg(0, 0) => COMPUTED;
         |a| a.cmp(rax, rbx), reg(0, 0) => None;
         |a| a.nop(), reg(0, 0) => None;
@@ -247,6 +306,9 @@ fn conditions_strings_and_constants() {
         |a| a.rep().movsq(), stored(7) => None;
         |a| a.rep().movsq(), reg(6, 0) => None;
         |a| a.rep().stosq(), stored(7) => None;
+        // Without a prefix, the count does not matter.
+        |a| a.movsq(), stored(7) => loaded(7);
+        |a| a.stosb(), stored(0) => copied(reg(0, 0));
     }
 }
 
@@ -282,6 +344,22 @@ fn repetitions_count_in_the_part_of_rcx_that_the_address_size_names() {
     ] {
         assert_eq!(narrow(opcode, bits, count).is_none(), is_empty, "{opcode:x?} with {count:#x}");
     }
+}
+
+/// LEAVE loads as many bytes of RBP as the operand size says.
+#[test]
+fn leave_loads_a_part_of_rbp() {
+    let after = |bits, code: &[u8], bytes: usize, byte: u8| {
+        let instruction = Decoder::with_ip(bits, code, 0x100, DecoderOptions::NONE).decode();
+        let loads = [Access { linear: LOADED, physical: LOADED, bytes: vec![0; bytes] }];
+        let executed = Executed { instruction: &instruction, before: &state(), loads: &loads, stores: &[] };
+        source_of(&effects(&executed), reg(5, byte))
+    };
+    const LEAVE: &[u8] = &[0xc9];
+    const LEAVE_16: &[u8] = &[0x66, 0xc9];
+    assert_eq!((after(64, LEAVE, 8, 7), after(64, LEAVE_16, 2, 1)), (loaded(7), loaded(1)));
+    assert_eq!((after(64, LEAVE_16, 2, 2), after(32, LEAVE_16, 2, 3)), (None, None));
+    assert_eq!((after(32, LEAVE, 4, 3), after(32, LEAVE, 4, 4)), (loaded(3), ZEROS));
 }
 
 /// Each condition moves for some flags and keeps for others.
@@ -370,17 +448,24 @@ fn moves_of_vectors() {
         |a| a.pinsrd(xmm1, dword_ptr(rbx), 2), xmm(1, 9) => loaded(1);
         |a| a.pextrw(eax, xmm1, 7), reg(0, 1) => copied(xmm(1, 15));
         |a| a.pextrw(eax, xmm1, 7), reg(0, 2) => ZEROS;
+        |a| a.pextrw(eax, xmm1, 7), reg(0, 7) => ZEROS;
+        |a| a.pextrw(eax, xmm1, 8), reg(0, 1) => copied(xmm(1, 1));
+        |a| a.pextrq(rax, xmm1, 2), reg(0, 7) => copied(xmm(1, 7));
         |a| a.pextrd(eax, xmm1, 6), reg(0, 3) => copied(xmm(1, 11));
         |a| a.pextrd(dword_ptr(rbx), xmm1, 3), stored(3) => copied(xmm(1, 15));
         |a| a.pextrb(byte_ptr(rbx), xmm1, 15), stored(0) => copied(xmm(1, 15));
         |a| a.pextrb(eax, xmm1, 3), reg(0, 0) => copied(xmm(1, 3));
         |a| a.pextrb(eax, xmm1, 3), reg(0, 1) => ZEROS;
+        |a| a.pextrb(eax, xmm1, 3), reg(0, 7) => ZEROS;
         |a| a.addps(xmm1, xmm2), xmm(1, 0) => COMPUTED;
         |a| a.fxsave(ptr(rbx)), xmm(1, 0) => None;
         |a| a.fxsave(ptr(0x1000)), Place::Memory(0x1000 + 160) => copied(xmm(0, 0));
         |a| a.fxsave(ptr(0x1000)), Place::Memory(0x1000 + 160 + 15 * 16 + 15) => copied(xmm(15, 15));
         |a| a.fxsave(ptr(rbx + 8)), Place::Memory(RAX + 3 + 8 + 160 + 16 + 2) => copied(xmm(1, 2));
         |a| a.fxrstor(ptr(0x1000)), xmm(2, 5) => loaded(160 + 2 * 16 + 5);
+        |a| a.xsave(ptr(0x1000)), Place::Memory(0x1000 + 160) => copied(xmm(0, 0));
+        |a| a.xsaveopt64(ptr(0x1000)), Place::Memory(0x1000 + 161) => copied(xmm(0, 1));
+        |a| a.prefetchnta(ptr(0x1000)), Place::Memory(0x1000 + 160) => None;
     }
 }
 
@@ -455,6 +540,82 @@ fn shuffles_of_vectors() {
     }
 }
 
+/// The bytes of XMM1 and XMM2 have sixteen values each, and no value is in both. After an instruction, the software
+/// CPU's XMM1 shows by these values where each byte came from.
+#[test]
+fn shuffles_of_vectors_move_the_bytes_that_the_processor_moves() {
+    type Encode = fn(&mut CodeAssembler, u32) -> Result<(), IcedError>;
+    let with_order: [(&str, Encode); 11] = [
+        ("palignr", |a, order| a.palignr(xmm1, xmm2, order)),
+        ("psrldq", |a, order| a.psrldq(xmm1, order)),
+        ("pslldq", |a, order| a.pslldq(xmm1, order)),
+        ("pshufd", |a, order| a.pshufd(xmm1, xmm2, order)),
+        ("pshuflw", |a, order| a.pshuflw(xmm1, xmm2, order)),
+        ("pshufhw", |a, order| a.pshufhw(xmm1, xmm2, order)),
+        ("shufps", |a, order| a.shufps(xmm1, xmm2, order)),
+        ("shufpd", |a, order| a.shufpd(xmm1, xmm2, order)),
+        ("pblendw", |a, order| a.pblendw(xmm1, xmm2, order)),
+        ("blendps", |a, order| a.blendps(xmm1, xmm2, order)),
+        ("blendpd", |a, order| a.blendpd(xmm1, xmm2, order)),
+    ];
+    let without: [(&str, Encode); 15] = [
+        ("punpcklbw", |a, _| a.punpcklbw(xmm1, xmm2)),
+        ("punpcklwd", |a, _| a.punpcklwd(xmm1, xmm2)),
+        ("punpckldq", |a, _| a.punpckldq(xmm1, xmm2)),
+        ("unpcklps", |a, _| a.unpcklps(xmm1, xmm2)),
+        ("punpcklqdq", |a, _| a.punpcklqdq(xmm1, xmm2)),
+        ("unpcklpd", |a, _| a.unpcklpd(xmm1, xmm2)),
+        ("punpckhbw", |a, _| a.punpckhbw(xmm1, xmm2)),
+        ("punpckhwd", |a, _| a.punpckhwd(xmm1, xmm2)),
+        ("punpckhdq", |a, _| a.punpckhdq(xmm1, xmm2)),
+        ("unpckhps", |a, _| a.unpckhps(xmm1, xmm2)),
+        ("punpckhqdq", |a, _| a.punpckhqdq(xmm1, xmm2)),
+        ("unpckhpd", |a, _| a.unpckhpd(xmm1, xmm2)),
+        ("movsldup", |a, _| a.movsldup(xmm1, xmm2)),
+        ("movshdup", |a, _| a.movshdup(xmm1, xmm2)),
+        ("movddup", |a, _| a.movddup(xmm1, xmm2)),
+    ];
+    for (name, encode) in with_order {
+        for order in [0, 1, 2, 4, 5, 7, 8, 15, 16, 17, 0x1b, 31, 32, 33, 0x4e, 0x93, 0xc6, 0xff] {
+            check_shuffle(name, order, |a| encode(a, order));
+        }
+    }
+    for (name, encode) in without {
+        check_shuffle(name, 0, |a| encode(a, 0));
+    }
+}
+
+fn check_shuffle(name: &str, order: u32, encode: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) {
+    let mut a = CodeAssembler::new(16).unwrap();
+    encode(&mut a).unwrap();
+    let code = a.assemble(0x1000).unwrap();
+    let mut before = CpuState::reset();
+    before.segments[1] = Segment { selector: 0, base: 0, ..before.segments[1] };
+    before.rip = 0x1000;
+    // SSE needs OSFXSR in CR4.
+    before.cr4 |= 1 << 9;
+    before.xmm[1] = u128::from_le_bytes(std::array::from_fn(|byte| 0x40 + byte as u8));
+    before.xmm[2] = u128::from_le_bytes(std::array::from_fn(|byte| 0x80 + byte as u8));
+    let ram = GuestRam::new(1 << 20).unwrap();
+    ram.write_bytes(0x1000, &[&code[..], &[0xf4]].concat());
+    let mut cpu = Cpu::new(ram);
+    cpu.set_state(&before);
+    assert_eq!(cpu.run(&mut EmptyBus::default(), 10, 0), Stop::Halted, "{name}");
+    let after = cpu.state().xmm[1].to_le_bytes();
+    let instruction = Decoder::with_ip(16, &code, 0x1000, DecoderOptions::NONE).decode();
+    let executed = Executed { instruction: &instruction, before: &before, loads: &[], stores: &[] };
+    let effects = effects(&executed);
+    for (byte, value) in (0..).zip(after) {
+        let expected = match value {
+            0 => ZEROS,
+            _ if value == 0x40 + byte => KEPT,
+            0x40..0x50 => copied(xmm(1, value - 0x40)),
+            _ => copied(xmm(2, value - 0x80)),
+        };
+        assert_eq!(source_of(&effects, xmm(1, byte)), expected, "{name} {order:#x}, byte {byte}");
+    }
+}
+
 #[test]
 fn a_delivery_pushes_a_frame() {
     let stores: Vec<Access> = (0..6)
@@ -468,4 +629,12 @@ fn a_delivery_pushes_a_frame() {
     assert_eq!(at(35), copied(reg(4, 3)));
     assert_eq!(source_of(&effects, reg(4, 0)), COMPUTED);
     assert_eq!(at(0x100), None);
+    let effects = of_delivery(0x5000, false, true, &stores);
+    let at = |offset: u64| source_of(&effects, Place::Memory(0x5000 + offset));
+    assert_eq!(at(7), Some(Source::Constant("the address at which the guest was interrupted")));
+    assert_eq!(at(24), copied(reg(4, 0)));
+    // The rules do not know the frames of other modes.
+    let effects = of_delivery(0x5000, false, false, &stores);
+    let at = |offset: u64| source_of(&effects, Place::Memory(0x5000 + offset));
+    assert_eq!((at(0), at(24), at(47), at(48)), (COMPUTED, COMPUTED, COMPUTED, None));
 }

@@ -296,3 +296,6 @@ fn kind_of(step: &Step, computes: bool) -> Option<Kind> {
         _ => return None,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -218,3 +218,6 @@ fn is_hidden(step: &Step, used: &Use) -> bool {
 
 /// The stack pointer, which a delivery changes.
 pub const STACK_POINTER: Reg = Reg::General(4);
+
+#[cfg(test)]
+mod tests;
