@@ -125,11 +125,6 @@ impl Location {
         Location { files, ..self }
     }
 
-    /// Whether the location needs the names of the guest's kernel.
-    pub fn needs_symbols(&self) -> bool {
-        matches!(self.place, Place::Symbol { .. } | Place::Typed)
-    }
-
     /// The bytes that the location means for a processor at the machine's present place, with their values. Without a
     /// processor's number, takes the running processor.
     pub fn values(
