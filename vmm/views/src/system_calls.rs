@@ -340,6 +340,29 @@ mod tests {
         assert_eq!(call.to_string(), "readlink(0x40) = -ENOENT in 0.500000000 s");
     }
 
+    /// The kernel has saved the arguments of a write of `hello` on its stack.
+    #[test]
+    fn the_arguments_at_a_return_are_the_saved_ones() {
+        let directory = tempfile::tempdir().unwrap();
+        let (recording, _, kernel) = tiny_guest::linux::record(directory.path(), "r.ttvm", 1, None);
+        let mut timeline = history::timeline::Timeline::open(&recording).unwrap();
+        timeline.set_breakpoints(vec![kernel.address_of("do_syscall_64")]);
+        timeline.run_forward(&mut history::never).unwrap();
+        timeline.set_breakpoints(Vec::new());
+        let call_return = crate::guest_kernel::GuestKernel::of_guest(timeline.machine()).unwrap().call_return;
+        timeline.set_breakpoints(vec![call_return.unwrap()]);
+        timeline.run_forward(&mut history::never).unwrap();
+        let processor = timeline.machine().running_processor();
+        let saved = SavedRegisters::at_return(&processor).unwrap();
+        let told = |number| arguments_at_return(&processor, number, &saved);
+        assert_eq!(told(Sysno::write as u64), ["1", "\"hello\"", "5"]);
+        // Only calls with a text need to be read again.
+        assert!(told(Sysno::close as u64).is_empty() && told(Sysno::read as u64).is_empty());
+        assert!(told(100_000).is_empty() && told(u64::MAX).is_empty());
+        let entered = SystemCall::entered(&processor, 100_000);
+        assert_eq!((entered.name.as_str(), entered.arguments.len()), ("100000", 3));
+    }
+
     #[test]
     fn no_call_is_in_the_table_twice() {
         let mut numbers: Vec<_> = CALLS.iter().map(|(call, _)| call.id()).collect();

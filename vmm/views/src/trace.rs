@@ -1073,13 +1073,47 @@ mod tests {
         assert_eq!((turns, counts.turns), (expected.map(str::to_string).to_vec(), Some(5)));
         // Each processor has a track. The track of an idle task is a child of its processor's track.
         let tracks = packets.iter().filter_map(|packet| packet.track_descriptor.as_ref());
-        let names: Vec<_> =
-            tracks.filter_map(|track| Some((track.name.as_deref()?, track.parent_uuid))).collect();
-        let below = Some(track::processor(2));
-        let processors = ["processor 0", "processor 1", "processor 2"].map(|name| (name, None));
-        assert_eq!(names, [&processors[..], &[("swapper/2", below)]].concat());
+        let names: Vec<_> = tracks
+            .filter_map(|track| Some((track.uuid?, track.name.as_deref()?, track.parent_uuid)))
+            .collect();
+        let (idle, above) = (3 << 32 | 2, 4 << 32);
+        let processors = [(0, "processor 0"), (1, "processor 1"), (2, "processor 2")];
+        let processors = processors.map(|(number, name)| (above + number, name, None));
+        assert_eq!(names, [&processors[..], &[(idle, "swapper/2", Some(above + 2))]].concat());
         let switch = packets.iter().find_map(|packet| packet.ftrace_events.as_ref()).unwrap();
         assert_eq!((switch.cpu, counts.threads), (Some(2), 3));
+    }
+
+    /// The machine's state before an event says what the event interrupts.
+    #[test]
+    fn the_interrupted_code_is_on_the_stack_below_an_error_code() {
+        let directory = tempfile::tempdir().unwrap();
+        let (recording, ..) = tiny_guest::linux::programs::record(directory.path(), "r.ttvm", true);
+        let mut timeline = Timeline::open(&recording).unwrap();
+        let end = timeline.end();
+        let mut seen = BTreeSet::new();
+        for vector in [3, PAGE_FAULT, 32] {
+            let traps = Traps { vectors: [vector].into_iter().collect(), ..Traps::default() };
+            timeline.set_stops(Stops { traps, ..Stops::default() });
+            let hits = timeline.hits(Instructions(0), end, 20, &mut history::never).unwrap().found;
+            timeline.set_stops(Stops::default());
+            for hit in hits {
+                timeline.seek(hit.before, &mut history::never).unwrap();
+                let state = timeline.machine().running_processor().state().clone();
+                timeline.step_forward().unwrap();
+                let here = interrupted(&timeline.machine().running_processor(), vector).unwrap();
+                let is_program = state.segments[1].selector & 3 == 3;
+                // The address after INT3 is saved.
+                let rip = state.rip + u64::from(vector == 3);
+                assert_eq!((here.rip, here.is_program), (rip, is_program), "{vector} at {}", hit.before);
+                seen.insert((vector, is_program));
+            }
+        }
+        // The guest's breakpoints are in its kernel, and its timer interrupts the program.
+        assert_eq!(seen, BTreeSet::from([(3, false), (PAGE_FAULT, false), (PAGE_FAULT, true), (32, true)]));
+        // No interrupt has a frame of 64 bits before the switch to 64-bit mode.
+        timeline.seek(Instructions(0), &mut history::never).unwrap();
+        assert!(interrupted(&timeline.machine().running_processor(), 32).is_none());
     }
 
     /// Traces a whole recording of a guest that looks like Linux.

@@ -1,5 +1,5 @@
-//! Tests variables of files with debug information (`--symbols`). gcc places the files' variables at addresses of a guest
-//! that looks like Linux, so the guest's memory has known values there.
+//! Tests variables of files with debug information (`--symbols`). The linker places the variables at addresses of a guest
+//! that looks like Linux. The guest's memory has known values there.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,5 +1,6 @@
 //! Tests the views of a guest that looks like Linux: its state, its tasks, searches, and core files.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use history::never;
@@ -179,6 +180,10 @@ fn a_guests_kernel_is_found_with_its_thread_and_its_callers() {
     assert_eq!(kernels.thread(timeline.machine()).unwrap().id, 5);
     // If there is only one kernel, its name is not given.
     assert_eq!((kernels.number_at(timeline.machine()), kernels.name_at(timeline.machine())), (Some(0), None));
+    // At the first instruction, no kernel has started.
+    timeline.seek(Instructions(0), &mut never).unwrap();
+    assert_eq!((kernels.number_at(timeline.machine()), kernels.at(timeline.machine())), (None, None));
+    assert_eq!(kernels.thread(timeline.machine()), None);
 }
 
 /// A search with filters, one in each word.
@@ -247,6 +252,31 @@ fn system_calls_are_found_with_their_threads_arguments_and_results() {
     let wanted =
         Wanted::One { from: Instructions(every.hits[0].instruction), direction: Direction::Backward };
     assert!(found(&mut timeline, "syscall", &[], wanted).hits.is_empty());
+}
+
+/// The number of replayed steps does not include the steps of earlier searches and of the way to the search's beginning.
+#[test]
+fn a_search_counts_its_own_steps() {
+    let (_directory, mut timeline, _) = timeline();
+    let (end, whole) = (timeline.end(), all(&timeline, 100));
+    found(&mut timeline, "syscall", &[], whole);
+    for (condition, wanted) in [
+        ("syscall", whole),
+        ("break:__switch_to", whole),
+        ("break:__switch_to", Wanted::One { from: Instructions(0), direction: Direction::Forward }),
+        ("break:__switch_to", Wanted::One { from: end, direction: Direction::Backward }),
+    ] {
+        let before = timeline.replayed_steps();
+        let found = found(&mut timeline, condition, &[], wanted);
+        let all_steps = timeline.replayed_steps() - before;
+        let last = found.hits.last().unwrap().instruction;
+        let least = match wanted {
+            Wanted::All { from, to, .. } => to - from,
+            Wanted::One { direction: Direction::Forward, .. } => last,
+            Wanted::One { from, .. } => from - Instructions(last),
+        };
+        assert!((least..=all_steps).contains(&found.replayed), "{least} {} {all_steps}", found.replayed);
+    }
 }
 
 #[test]
@@ -447,6 +477,8 @@ fn a_core_file_has_all_of_memory_at_the_kernels_addresses() {
     let zeroes = memory.chunks(4096).filter(|page| page.iter().all(|&byte| byte == 0)).count();
     assert!(written.zero_pages == zeroes as u64 && zeroes > 500, "{written:?}");
     assert!(written.disk_bytes < written.file_bytes, "{written:?}");
+    // The unit of the number of blocks is 512 bytes (stat(2)).
+    assert_eq!(written.disk_bytes, std::fs::metadata(&path).unwrap().blocks() * 512);
     assert!(notes.windows(10).any(|part| part == b"VMCOREINFO") && notes.starts_with(&[5, 0, 0, 0]));
     assert!(notes.windows(RELEASE.len()).any(|part| part == RELEASE.as_bytes()));
     // drgn expects the processor's number plus one in the field of the process's number.
