@@ -180,6 +180,46 @@ fn bytes_from_devices_are_named_by_their_place_at_the_device() {
     frame(FRAMES + 10, 1, "2 network frames");
 }
 
+/// A byte of sector 3 of the disk.
+fn of_sector_3(byte: u64) -> u8 {
+    virtio::disk_byte(3 * 512 + byte)
+}
+
+/// The guest fills the buffer of a request before the disk does. Only the first and the last of eight bytes are equal to the
+/// disk's. After the request the guest writes a byte that the disk has written too.
+fn prefilled(a: &mut CodeAssembler, marks: &mut Marks) -> Result<(), IcedError> {
+    virtio::map_registers(a)?;
+    virtio::start(a, DISK, 0, &[0])?;
+    let filled = std::array::from_fn(|byte| match byte as u64 {
+        byte @ (0 | 7) => of_sector_3(byte),
+        byte => !of_sector_3(byte),
+    });
+    a.mov(rax, u64::from_le_bytes(filled))?;
+    a.mov(qword_ptr(FIRST), rax)?;
+    virtio::header(a, HEADER, 0, 3)?;
+    let buffers = [read(HEADER, 16), written(FIRST, 512), written(STATUS, 1)];
+    virtio::request(a, DISK_QUEUE, 0, &buffers)?;
+    virtio::to_doorbell(a, DISK_QUEUE)?;
+    marks.set("disk", a);
+    virtio::notify(a, DISK_QUEUE)?;
+    marks.set("again", a);
+    a.mov(byte_ptr(FIRST + 0x100), i32::from(of_sector_3(0x100)))?;
+    marks.set("end", a);
+    a.nop()
+}
+
+#[test]
+fn a_device_also_writes_the_bytes_that_had_their_values_before() {
+    let mut guest = Guest::new(|_| (), prefilled, Vec::new());
+    let answer = guest.check(FIRST, 8, "the virtio disk: byte 0 of sector 3 of the disk", "disk");
+    assert_eq!(answer.value, hex((0..8).map(of_sector_3)), "{answer}");
+    // The write after the request is the last write, although it changes nothing.
+    let answer = guest.ask(FIRST + 0x100, 2);
+    let parts: Vec<_> = answer.end.parts.iter().map(|part| (part.bytes, part.instruction)).collect();
+    let steps = ["again", "disk"].map(|name| Some(guest.at(name).number()));
+    assert_eq!((answer.end.kind, parts), (EndKind::Parts, vec![(1, steps[0]), (1, steps[1])]), "{answer}");
+}
+
 /// The guest waits for a frame in a loop whose first instruction loads the frame's beginning.
 fn receives(a: &mut CodeAssembler, marks: &mut Marks) -> Result<(), IcedError> {
     virtio::map_registers(a)?;

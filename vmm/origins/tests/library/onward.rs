@@ -1,6 +1,8 @@
 //! The way forward of a value: repeated and hidden uses, copies in parts, and ways through the kernel.
 
 use std::collections::BTreeMap;
+use std::process::Command;
+use std::sync::Arc;
 
 use history::timeline::{Breakpoint, Stops, Timeline};
 use iced_x86::IcedError;
@@ -11,6 +13,7 @@ use origins::{Answer, EndKind, Location, Onward, OnwardEnd, PassageKind, WhereTo
 use tiny_guest::linux::programs;
 use tiny_guest::long_mode::{self, STACK};
 use tiny_guest::{STIRRED, linux};
+use views::debug_files::DebugFiles;
 
 use PassageKind::{Compared, Copied, Jumped};
 
@@ -334,6 +337,56 @@ fn values_of_the_kernels_variables_are_followed_by_name() {
     assert_eq!((current.end.kind, current.value), (EndKind::Constant, format!("{:#x}", linux::task(5))));
     let part = origin(&format!("{:#x}:3", kernel.address_of("current_task"))).unwrap();
     assert_eq!((part.bytes, &*part.value), (3, "0x145000"), "{part}");
+}
+
+/// A program's variables are where the linker places them: here at the kernel's number of system calls.
+#[test]
+fn variables_of_files_are_followed_with_their_types() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recording, ..) = linux::record(directory.path(), "r.ttvm", 5, None);
+    let (source, program) = (directory.path().join("tallies.c"), directory.path().join("tallies"));
+    let text = "struct tally { unsigned short low; unsigned char rest[6]; };
+        __attribute__((section(\".tallies\"))) struct tally tallies[2] = { { 1 } };
+        __attribute__((section(\".more\"))) unsigned char made = 1;
+        void _start(void) {}";
+    std::fs::write(&source, text).unwrap();
+    let options = ["-nostdlib", "-g", "-static", "-no-pie", "-fno-pie", "-mcmodel=kernel"];
+    let places = [(".tallies", linux::CALLS), (".more", linux::CALLS + 0x10)];
+    let places = places.map(|(section, address)| format!("-Wl,--section-start={section}={address:#x}"));
+    let gcc = Command::new("gcc").args(options).args(places).arg("-o").args([&program, &source]).status();
+    assert!(gcc.expect("the host has gcc").success());
+    let files = Arc::new(DebugFiles::open(&[program]).unwrap());
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let end = timeline.end();
+    let mut origin = |text: &str| {
+        let location = text.parse::<Location>().unwrap().with_files(files.clone());
+        let question = WhoSet { location: &location, processor: None, at: end, limit: 100 };
+        question.run(&mut timeline, &mut || false)
+    };
+    let low = origin("tallies[0].low").unwrap();
+    assert_eq!((&*low.value, low.bytes, low.end.kind), ("0x5", 2, EndKind::Computed), "{low}");
+    assert!(low.links[0].function.as_ref().unwrap().starts_with("do_syscall_64+"), "{low}");
+    // A location with a pointer or an index has a type, and a plain name may be a symbol of the kernel.
+    for (text, value, bytes) in [
+        ("tallies->rest[0]", "0x0", 1),
+        ("made", "0x0", 1),
+        ("(struct tally)calls.low", "0x5", 2),
+        ("calls", "0x5", 8),
+        (&*format!("(task_struct){:#x}.pid", linux::task(5)), "0x5", 4),
+    ] {
+        let answer = origin(text).unwrap();
+        assert_eq!((&*answer.value, answer.bytes), (value, bytes), "{text}: {answer}");
+    }
+    for (text, why) in [
+        ("(struct tally)tallies.nosuch", "nosuch"),
+        ("tallies->nosuch", "nosuch"),
+        ("(struct tally)nosuch.low", "'nosuch' is neither an address nor a symbol of the guest's kernel"),
+        ("(task_struct)init_task", "'(task_struct)init_task' has 256 bytes: name a part with 1 to 8 bytes"),
+        ("(struct tally)0x7fff12345678.low", "0x7fff12345678 is not mapped at this position"),
+    ] {
+        let error = origin(text).unwrap_err().to_string();
+        assert!(error.contains(why), "{text}: {error}");
+    }
 }
 
 /// The guest copies eight bytes downward, fills eight bytes, repeats a byte, and writes four bytes of a value.
