@@ -140,3 +140,6 @@ fn buffer(ram: &GuestRam, table: u64, index: u16) -> Option<Buffer> {
         next: u16::from_le_bytes(bytes[14..].try_into().ok()?),
     })
 }
+
+#[cfg(test)]
+mod tests;

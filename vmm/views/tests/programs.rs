@@ -11,6 +11,7 @@ use tiny_guest::linux::{self, CALLS, Places, programs, task};
 use views::debug_files::DebugFiles;
 use views::difference::Side;
 use views::filters::Filters;
+use views::hits::{Search, Wanted};
 use views::tree::{Node, Question, Tree};
 use views::{calls, profile, values};
 
@@ -271,6 +272,24 @@ fn values_have_a_length_a_form_and_filters() {
     let error =
         values_of(&mut timeline, ("(int)0x1000", &[]), (true, false, 9), &mut never).unwrap_err().to_string();
     assert!(error.contains("the guest's kernel has no type information"), "{error}");
+}
+
+/// The program's last call switches the machine off. The filter takes the end of the recording for the end of the call.
+#[test]
+fn a_call_that_never_returns_lasts_until_the_end_of_the_recording() {
+    let mut guest = Guest::with_program();
+    let end = guest.timeline.end();
+    let mut last = |filters: &[&str], to| {
+        let filters = Filters::parse(&filters.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap();
+        let wanted = Wanted::All { from: Instructions(0), to, limit: 1000 };
+        let search = Search { condition: "syscall", filters: &filters, wanted, backtrace: false };
+        search.run(&mut guest.timeline, &mut never).unwrap().hits.pop().unwrap()
+    };
+    let power_off = last(&[], end);
+    assert_eq!(power_off.call.as_ref().unwrap().result, None);
+    assert_eq!(last(&["longer:1ns"], end).instruction, power_off.instruction);
+    // Before the end, it is not known how long the call lasts.
+    assert!(last(&["longer:1ns"], end - 1).instruction < power_off.instruction);
 }
 
 #[test]
