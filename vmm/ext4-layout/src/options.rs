@@ -26,6 +26,12 @@ impl Options {
         let (size_bytes, free_bytes) = (Options::SIZE_BYTES, Options::FREE_BYTES);
         Options { size_bytes, free_bytes, uuid, created_seconds }
     }
+
+    /// The same options for a disk of another size in bytes. On a small disk, at most a third is for the guest's writes.
+    #[must_use]
+    pub fn with_size(self, size_bytes: u64) -> Options {
+        Options { size_bytes, free_bytes: Options::FREE_BYTES.min(size_bytes / 3), ..self }
+    }
 }
 
 /// The reason for which a layout cannot be made.

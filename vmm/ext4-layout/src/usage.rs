@@ -10,7 +10,7 @@ use crate::geometry::{BLOCK_INODES, GROUP_BLOCKS, GROUP_INODES, Geometry, TABLE_
 use crate::node::Node;
 use crate::tables::{Table, Tables};
 
-/// Inodes that every file system keeps for itself, beginning with number 1. The root's number 2 is one of them.
+/// The inodes from 1 to 10 are reserved. The root has inode 2.
 pub(crate) const RESERVED_INODES: u32 = 10;
 
 /// The free blocks, free inodes and folders of a group.

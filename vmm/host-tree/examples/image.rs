@@ -32,11 +32,7 @@ fn main() -> ExitCode {
 
 fn write(folder: &str, image: &str, gibibytes: &str, is_eager: bool) -> Result<(), Box<dyn Error>> {
     let size_bytes = gibibytes.parse::<u64>()? << 30;
-    let layout = ext4_layout::Options {
-        size_bytes,
-        free_bytes: ext4_layout::Options::FREE_BYTES.min(size_bytes / 3),
-        ..ext4_layout::Options::new(*b"ttvm's image.rs!", 1_700_000_000)
-    };
+    let layout = ext4_layout::Options::new(*b"ttvm's image.rs!", 1_700_000_000).with_size(size_bytes);
     let time = Time { seconds: layout.created_seconds.into(), nanoseconds: 0 };
     let make = if is_eager { Disk::eager } else { Disk::new };
     let mut disk = make(layout, &Options::new(folder, time))?;

@@ -73,11 +73,7 @@ fn main() -> ExitCode {
 
 fn serve(folder: &str, socket: &str, gibibytes: &str) -> Result<(), Box<dyn Error>> {
     let size_bytes = gibibytes.parse::<u64>()? << 30;
-    let layout = ext4_layout::Options {
-        size_bytes,
-        free_bytes: ext4_layout::Options::FREE_BYTES.min(size_bytes / 3),
-        ..ext4_layout::Options::new(*b"ttvm's image.rs!", 1_700_000_000)
-    };
+    let layout = ext4_layout::Options::new(*b"ttvm's image.rs!", 1_700_000_000).with_size(size_bytes);
     let time = Time { seconds: layout.created_seconds.into(), nanoseconds: 0 };
     let disk = Disk::new(layout, &Options::new(folder, time))?;
     let mut kept = Kept { disk, blocks: BTreeMap::new(), unreadable: 0 };
