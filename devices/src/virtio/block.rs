@@ -255,6 +255,7 @@ impl Failure {
                 log::debug!("virtio block: refused a request: {why}");
                 Ok(S_IOERR)
             }
+            Failure::Backend(BlockError::Unreadable) => Ok(S_IOERR),
             Failure::Backend(error) => {
                 let source = std::error::Error::source(&error);
                 log::error!("virtio block: {error}{}", source.map(|e| format!(": {e}")).unwrap_or_default());

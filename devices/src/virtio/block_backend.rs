@@ -15,6 +15,9 @@ pub enum BlockError {
     /// The stored contents are damaged or missing.
     #[error("the disk's storage is damaged: {0}")]
     Damaged(String),
+    /// The contents of these sectors cannot be read. The guest gets this error in every run.
+    #[error("the disk has an unreadable sector")]
+    Unreadable,
     /// The backend does not support the operation.
     #[error("the disk's backend does not support the operation")]
     Unsupported,

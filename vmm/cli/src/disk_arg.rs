@@ -1,4 +1,4 @@
-//! `--disk`: a raw disk image. An image of another format is refused, with a message that names the format.
+//! `--disk`: a raw disk image, or a folder. An image of another format is refused, with a message that names the format.
 //!
 //! A disk's bytes are mapped and hashed as they are in the file, so ttvm reads no other format. With another format,
 //! the guest would see the file's own bytes, such as its headers, as the contents of the disk. Formats are recognised
@@ -17,7 +17,7 @@ const RAW: &str = "raw:";
 /// A disk image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskArg {
-    /// The path of the image file.
+    /// The path of the image file, or of the folder.
     pub path: PathBuf,
     /// Whether the file's bytes are the disk, whatever they look like.
     is_raw: bool,
@@ -36,6 +36,11 @@ impl FromStr for DiskArg {
 }
 
 impl DiskArg {
+    /// Whether the path is a folder, whose files the guest gets as a disk.
+    pub fn is_folder(&self) -> bool {
+        !self.is_raw && self.path.is_dir()
+    }
+
     /// Returns an error if the image has another format.
     pub fn check(&self) -> Result<(), Error> {
         if self.is_raw {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use cpu::TurnPolicy;
 use history::timeline::Timeline;
-use machine::config::Processors;
+use machine::config::{ImageFile, Processors};
 use machine::engine::EngineKind;
 use machine::error::Error;
 use machine::notation::PositionSpec;
@@ -29,7 +29,7 @@ pub struct SourceArgs {
     /// The guest has its memory, devices and disk as of that position, and its clock goes on from there. Network connections are
     /// lost. The recording stays as it is. Options that describe a machine cannot be used.
     #[arg(long, help_heading = "Guest", value_name = "NAME.ttvm", conflicts_with_all = [
-        "kernel", "initrd", "cmdline", "module", "disk", "passthrough", "cpus", "memory", "debug_console",
+        "kernel", "initrd", "cmdline", "module", "disk", "hide", "passthrough", "cpus", "memory", "debug_console",
         "debug_exit", "date", "seed",
     ])]
     snapshot_from: Option<PathBuf>,
@@ -71,6 +71,11 @@ impl SourceArgs {
         if !machine.passthrough.is_empty() {
             let why = "the guest of this recording has devices of the host, whose state cannot be restored: it \
                 cannot go on";
+            return Err(Error::Unsupported(why.to_string()));
+        }
+        if machine.disk.as_ref().is_some_and(ImageFile::is_gathered) {
+            let why = "the disk of this recording has only the blocks that its guest read, so the guest cannot go on: \
+                record again, with the folder as --disk";
             return Err(Error::Unsupported(why.to_string()));
         }
         if opened.manifest().cut.is_some() {

@@ -20,11 +20,13 @@ use recording::Recordable;
 use crate::beginning::{Origin, Planned};
 use crate::disk_arg::DiskArg;
 use crate::engine_arg::EngineArgs;
+use crate::folder_disk::FolderDisk;
 use crate::go_live::{Source, SourceArgs};
 use crate::network_arg::NetworkArg;
 use crate::output::say;
 use crate::passthrough_arg::PassthroughArg;
 use crate::progress;
+use crate::sandbox_arg::SandboxArgs;
 
 /// The options of the machine, of its console and network, and of the end of its run.
 #[derive(clap::Args)]
@@ -41,12 +43,20 @@ pub struct MachineArgs {
     /// Boot module of a Multiboot kernel, with its command line: FILE or "FILE TEXT" (repeatable)
     #[arg(long, help_heading = "Guest", value_name = "FILE [TEXT]")]
     module: Vec<String>,
-    /// Raw disk image. The guest's writes never reach it.
+    /// Raw disk image, or a folder. The guest's writes never reach it.
     ///
     /// `run` holds the guest's writes in memory, and `record` stores them in the checkpoints. ttvm refuses images of other formats,
     /// such as qcow2. Write raw:FILE for a raw disk that looks like another format.
+    ///
+    /// The files of a folder become a disk with an ext4 file system. ttvm reads a file when the guest reads it. A recording keeps
+    /// all blocks that the guest read, so it needs the folder no more.
     #[arg(long, help_heading = "Guest", value_name = "FILE")]
     disk: Option<DiskArg>,
+    /// With a folder as --disk: a path of the host that the guest does not see (repeatable).
+    ///
+    /// The guest never sees ~/.ssh and ~/.gnupg.
+    #[arg(long, help_heading = "Guest", value_name = "PATH", requires = "disk")]
+    hide: Vec<PathBuf>,
     /// Network card: user[,hostfwd=tcp::PORT-:PORT] or tap,ifname=NAME.
     ///
     /// `user` connects the guest to the host's network through the program passt. hostfwd forwards a port of the host to the guest.
@@ -125,6 +135,14 @@ pub struct MachineArgs {
     stop_when: Option<String>,
 }
 
+/// The recording that a planned run will make.
+pub struct RecordedIn<'a> {
+    /// The recording's folder, which exists.
+    pub folder: &'a Path,
+    /// Whether the recording has copies of kernel, initial RAM disk and modules.
+    pub copies_images: bool,
+}
+
 impl MachineArgs {
     /// The options of the machine.
     fn options(&self, passthrough: Vec<PassedDevice>) -> Result<MachineOptions, Error> {
@@ -141,7 +159,8 @@ impl MachineArgs {
             initrd: self.initrd.clone(),
             modules: modules.collect(),
             cmdline: self.cmdline.clone(),
-            disk: self.disk.as_ref().map(|disk| disk.path.clone()),
+            disk: self.disk.as_ref().filter(|disk| !disk.is_folder()).map(|disk| disk.path.clone()),
+            gathered_disk: None,
             processors: self.processors()?,
             memory_bytes: self.memory,
             debug_console: self.debug_console,
@@ -171,25 +190,44 @@ impl MachineArgs {
     /// Hashes the disk image, which may take long. [`MachineArgs::plan`] then does not hash the image again.
     pub fn look_at_disk(&self) -> Result<(), Error> {
         let Some(disk) = &self.disk else { return Ok(()) };
+        if disk.is_folder() {
+            return Ok(());
+        }
+        if !self.hide.is_empty() {
+            let why = "--hide needs a folder as --disk: it hides files of the folder";
+            return Err(Error::Usage(why.to_string()));
+        }
         disk.check()?;
         show_hashing(&disk.path)
     }
 
-    /// Plans a run on this engine, with all needed files open. If `carry_in` is a folder, the run will be recorded in
-    /// this folder, and the images are copied into it.
+    /// The folder that the guest gets as its disk, if the user named a folder.
+    pub fn folder_disk(&self) -> Option<&Path> {
+        self.disk.as_ref().filter(|disk| disk.is_folder()).map(|disk| disk.path.as_path())
+    }
+
+    /// Plans a run on this engine, with all needed files open.
     pub fn plan<U: Unit>(
         &self,
         source: Option<Source>,
-        carry_in: Option<&Path>,
+        recorded: Option<&RecordedIn<'_>>,
+        sandbox: SandboxArgs,
     ) -> Result<Planned<U>, Error> {
         let Some(source) = source else {
             let wanted: Vec<_> = self.passthrough.iter().map(|passed| passed.0.clone()).collect();
             let (devices, described) = OpenedDevices::open(&wanted)?;
             let power_on = host::power_on(self.date, self.seed)?;
-            let (engine, options) = (self.engine(), self.options(described)?);
-            let guest = match carry_in {
-                Some(folder) => Recordable::carrying_images(engine, &options, power_on, folder)?,
-                None => Recordable::on(engine, &options, power_on)?,
+            let (engine, mut options) = (self.engine(), self.options(described)?);
+            if let Some(folder) = self.folder_disk() {
+                let disk =
+                    FolderDisk { folder, hidden: &self.hide, created_seconds: power_on.unix_seconds };
+                options.gathered_disk = Some(disk.gather(recorded.map(|recorded| recorded.folder), sandbox)?);
+            }
+            let guest = match recorded {
+                Some(recorded) if recorded.copies_images => {
+                    Recordable::carrying_images(engine, &options, power_on, recorded.folder)?
+                }
+                _ => Recordable::on(engine, &options, power_on)?,
             };
             let (slots, ram) = (guest.config().passed_slots(), guest.machine.ram_view());
             let live = self.live()?.with_devices(devices, &slots, ram)?;

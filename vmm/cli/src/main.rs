@@ -14,6 +14,8 @@ mod companion;
 mod disk_arg;
 mod disk_server;
 mod engine_arg;
+mod file_server;
+mod folder_disk;
 mod go_live;
 mod help;
 mod inherited;
@@ -124,6 +126,8 @@ enum Verb {
     Man(man::Args),
     #[command(hide = true)]
     DebugCompanion(companion::Args),
+    #[command(hide = true)]
+    FileServer(file_server::Args),
 }
 
 /// Raises the limit on open files as far as it is allowed without privileges. A long recording has a file for each
@@ -197,6 +201,7 @@ fn main() -> ExitCode {
         Verb::Completions(args) => completions::run(args, Cli::command()),
         Verb::Man(args) => man::run(args, Cli::command()),
         Verb::DebugCompanion(args) => companion::run(args),
+        Verb::FileServer(args) => file_server::run(args),
     };
     match result {
         Ok(code) => ExitCode::from(code as u8),

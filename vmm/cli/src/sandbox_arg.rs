@@ -20,6 +20,11 @@ pub struct SandboxArgs {
 }
 
 impl SandboxArgs {
+    /// The arguments that give another process of this program the same choice.
+    pub fn as_arguments(self) -> Option<&'static str> {
+        self.no_sandbox.then_some("--no-sandbox")
+    }
+
     /// Gives up all access that is not in `needs`, unless the user gave `--no-sandbox`. No other thread may run yet.
     pub fn lock_in(self, needs: &Needs) -> Result<(), Error> {
         if self.no_sandbox {

@@ -97,7 +97,7 @@ pub(crate) fn open_file(found: &OwnedFd) -> io::Result<OwnedFd> {
     }
     // A file cannot be opened through its descriptor in any other way.
     let path = format!("/proc/self/fd/{}", found.as_fd().as_raw_fd());
-    Ok(open(path, READ, Mode::empty())?)
+    Ok(openat(CWD, path, READ, Mode::empty())?)
 }
 
 fn check_kind(stat: &Stat, wanted: FileType) -> io::Result<()> {

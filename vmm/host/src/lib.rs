@@ -78,17 +78,18 @@ pub fn power_on(unix_seconds: Option<i64>, seed: Option<u64>) -> Result<PowerOn,
         unix_seconds: unix_seconds.unwrap_or_else(now),
         seed: match seed {
             Some(number) => *blake3::hash(&number.to_le_bytes()).as_bytes(),
-            None => random_seed()?,
+            None => random_bytes()?,
         },
         columns,
         rows,
     })
 }
 
-fn random_seed() -> Result<[u8; 32], Error> {
-    let mut seed = [0; 32];
+/// Random bytes from the host.
+pub fn random_bytes<const N: usize>() -> Result<[u8; N], Error> {
+    let mut bytes = [0; N];
     std::fs::File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut seed))
+        .and_then(|mut file| file.read_exact(&mut bytes))
         .map_err(Error::file("read", "/dev/urandom"))?;
-    Ok(seed)
+    Ok(bytes)
 }

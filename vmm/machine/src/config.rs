@@ -110,6 +110,8 @@ pub struct MachineOptions {
     pub cmdline: String,
     /// Disk image.
     pub disk: Option<PathBuf>,
+    /// A disk image that is gathered while the guest reads it, in place of `disk`, and the path of the image's file.
+    pub gathered_disk: Option<(gathered_image::Image, PathBuf)>,
     /// The processors.
     pub processors: Processors,
     /// RAM size.
@@ -161,7 +163,10 @@ impl MachineConfig {
                 Ok((ModuleFile { file, cmdline: cmdline.clone() }, bytes))
             })
             .collect::<Result<Vec<_>, Error>>()?;
-        let disk = options.disk.as_deref().map(|path| hash_image(path, Scheme::Sparse)).transpose()?;
+        let disk = match &options.gathered_disk {
+            Some((image, path)) => Some(ImageFile::gathered(path.clone(), image)),
+            None => options.disk.as_deref().map(|path| hash_image(path, Scheme::Sparse)).transpose()?,
+        };
         // The manifest is JSON, which can only hold UTF-8. So all paths must be UTF-8.
         let paths = [Some(&options.kernel), options.initrd.as_ref(), options.disk.as_ref()];
         let modules_paths = options.modules.iter().map(|(path, _)| path);
@@ -188,7 +193,8 @@ impl MachineConfig {
         };
         config.validate().map_err(|why| Error::Unsupported(format!("this machine {why}")))?;
         let kernel = config.prepared(kernel);
-        Ok((config, Images::Kernel(KernelImages { kernel, initrd, modules })))
+        let gathered = options.gathered_disk.as_ref().map(|(image, _)| image.clone());
+        Ok((config, Images::Kernel(KernelImages { kernel, initrd, modules, gathered })))
     }
 
     /// The profile of the machine's CPU model.
@@ -291,8 +297,8 @@ impl MachineConfig {
             start::KERNEL => MAX_KERNEL_FILE_BYTES,
             // A starting state contains RAM and disk blocks, and is compressed.
             start::STATE => {
-                2 * (self.memory_bytes + self.disk.as_ref().map_or(0, |disk| disk.size_bytes))
-                    + MAX_STATE_FILE_BYTES
+                let disk_bytes = self.disk.as_ref().map_or(0, |disk| disk.size_bytes);
+                self.memory_bytes.saturating_add(disk_bytes).saturating_mul(2) + MAX_STATE_FILE_BYTES
             }
             _ => self.memory_bytes,
         }
@@ -315,6 +321,9 @@ impl MachineConfig {
     /// Checks by the hash that the disk's image is the recorded image.
     pub fn check_disk(&self) -> Result<(), Error> {
         let Some(disk) = &self.disk else { return Ok(()) };
+        if disk.is_gathered() {
+            return disk.open_gathered().map(drop);
+        }
         let hash = |path: &Path| hash_image(path, Scheme::of(&disk.hash));
         same(DISK, disk, &read_recorded(DISK, disk, hash)?)
     }
@@ -324,7 +333,7 @@ impl MachineConfig {
         let initrd = files.initrd.as_ref().map(|file| self.read_same(start::INITRD, file)).transpose()?;
         let module = |module: &ModuleFile| self.read_same(start::MODULE, &module.file);
         let modules = files.modules.iter().map(module).collect::<Result<_, Error>>()?;
-        Ok(KernelImages { kernel: self.prepared(kernel), initrd, modules })
+        Ok(KernelImages { kernel: self.prepared(kernel), initrd, modules, gathered: None })
     }
 
     /// Reads the contents of an image. Fails unless the image is the recorded image.

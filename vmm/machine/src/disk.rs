@@ -1,5 +1,5 @@
 //! The guest's disk: an immutable base image, and the blocks that the guest wrote, which are stored apart from the
-//! image.
+//! image. The base is a raw image, or an image that is gathered while the guest reads it.
 //!
 //! A recorder moves the written blocks into its checkpoints. In a replay, the guest makes the same writes again. The
 //! replay keeps the written blocks in memory, or refers to the recorder's copies of the same blocks. Versions of the
@@ -13,15 +13,17 @@ use std::sync::Arc;
 
 use checkpoint::{Digest, PAGE_BYTES, Page, PageMap, PageRef, Store, digest};
 use devices::virtio::{BlockBackend, BlockError, SECTOR_BYTES};
+use gathered_image::{Image, Read};
 
 use crate::error::Error;
+use crate::image_file::ImageFile;
 
 /// Size in bytes of a block, the unit in which writes are stored.
 const BLOCK_BYTES: u64 = PAGE_BYTES as u64;
 
 /// A disk whose base image is never written.
 pub struct OverlayDisk {
-    base: File,
+    base: Base,
     path: PathBuf,
     size_bytes: u64,
     /// The blocks that an earlier run wrote before this run started. If the machine started at power-on, there are
@@ -40,7 +42,23 @@ pub struct OverlayDisk {
     failure: Option<(u64, std::io::Error)>,
 }
 
+/// The base image.
+enum Base {
+    /// A raw image.
+    Raw(File),
+    /// An image that is gathered block by block.
+    Gathered(Image),
+}
+
 impl OverlayDisk {
+    /// Opens an image.
+    pub fn of(image: &ImageFile) -> Result<OverlayDisk, Error> {
+        if image.is_gathered() {
+            return Ok(OverlayDisk::gathered(image.open_gathered()?, &image.path));
+        }
+        OverlayDisk::open(&image.path)
+    }
+
     /// Opens a raw image.
     pub fn open(path: &Path) -> Result<OverlayDisk, Error> {
         let base = plain_file::open(path).map_err(Error::file("open", path))?;
@@ -49,8 +67,18 @@ impl OverlayDisk {
             let source = std::io::Error::other("it is smaller than one sector; give a raw disk image");
             return Err(Error::File { action: "use", path: path.to_path_buf(), source });
         }
+        Ok(OverlayDisk::over(Base::Raw(base), path, size_bytes))
+    }
+
+    /// A disk over an image that is gathered. `path` is the path of the image's file, for messages.
+    pub fn gathered(image: Image, path: &Path) -> OverlayDisk {
+        let size_bytes = image.blocks() * BLOCK_BYTES;
+        OverlayDisk::over(Base::Gathered(image), path, size_bytes)
+    }
+
+    fn over(base: Base, path: &Path, size_bytes: u64) -> OverlayDisk {
         let blocks = PageMap::new(size_bytes.div_ceil(BLOCK_BYTES));
-        Ok(OverlayDisk {
+        OverlayDisk {
             base,
             path: path.to_path_buf(),
             size_bytes,
@@ -60,7 +88,7 @@ impl OverlayDisk {
             read: None,
             store: None,
             failure: None,
-        })
+        }
     }
 
     /// Number of blocks.
@@ -71,7 +99,10 @@ impl OverlayDisk {
     /// Another disk with the present contents of this disk. Later writes to this disk do not change the other disk.
     pub fn copy(&self) -> Result<OverlayDisk, Error> {
         Ok(OverlayDisk {
-            base: self.base.try_clone().map_err(Error::file("open", &self.path))?,
+            base: match &self.base {
+                Base::Raw(file) => Base::Raw(file.try_clone().map_err(Error::file("open", &self.path))?),
+                Base::Gathered(image) => Base::Gathered(image.clone()),
+            },
             path: self.path.clone(),
             size_bytes: self.size_bytes,
             start: self.start.clone(),
@@ -287,7 +318,38 @@ impl OverlayDisk {
     }
 
     fn read_base(&mut self, offset: u64, to: &mut [u8]) -> Result<(), BlockError> {
-        self.base.read_exact_at(to, offset).map_err(|source| self.failed(offset, source))
+        let image = match &self.base {
+            Base::Raw(file) => {
+                return file.read_exact_at(to, offset).map_err(|source| self.failed(offset, source));
+            }
+            Base::Gathered(image) => image.clone(),
+        };
+        let mut block = [0; PAGE_BYTES];
+        for (number, in_block, range) in Self::parts(offset, to.len()) {
+            match image.read(number, &mut block) {
+                Ok(Read::Done) => {}
+                Ok(Read::Unreadable) => return Err(BlockError::Unreadable),
+                Err(error) => return Err(self.failed(number * BLOCK_BYTES, std::io::Error::other(error))),
+            }
+            let part = &mut to[range];
+            part.copy_from_slice(&block[in_block..in_block + part.len()]);
+        }
+        Ok(())
+    }
+
+    /// Gathers the blocks of a range that are in the base image, all at once.
+    fn gather(&mut self, offset: u64, length: usize) -> Result<(), BlockError> {
+        let Base::Gathered(image) = &self.base else { return Ok(()) };
+        let image = image.clone();
+        let blocks: Vec<u64> = Self::parts(offset, length)
+            .map(|(number, ..)| number)
+            .filter(|&number| matches!(self.version_of(number), PageRef::Base))
+            .collect();
+        for run in blocks.chunk_by(|before, next| before + 1 == *next) {
+            let gathered = image.gather(run[0], run.len() as u64);
+            gathered.map_err(|error| self.failed(run[0] * BLOCK_BYTES, std::io::Error::other(error)))?;
+        }
+        Ok(())
     }
 
     fn failed(&mut self, offset: u64, source: std::io::Error) -> BlockError {
@@ -322,6 +384,7 @@ impl BlockBackend for OverlayDisk {
     fn read(&mut self, sector: u64, to: &mut [u8]) -> Result<(), BlockError> {
         let offset = sector * SECTOR_BYTES as u64;
         Self::parts(offset, to.len()).for_each(|(number, ..)| self.is_read(number));
+        self.gather(offset, to.len())?;
         if Self::parts(offset, to.len()).all(|(number, ..)| matches!(self.version_of(number), PageRef::Base))
         {
             return self.read_base(offset, to);

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use gathered_image::BLOCK_BYTES;
 use serde::{Deserialize, Serialize};
 
 use crate::contents_hash::{ContentsHasher, Scheme};
@@ -22,6 +23,34 @@ pub struct ImageFile {
     pub hash: String,
     /// The file's size.
     pub size_bytes: u64,
+}
+
+/// The prefix of a hash that stands for the id of a gathered image.
+const GATHERED: &str = "gathered:";
+
+impl ImageFile {
+    /// The description of a disk image that is gathered while the guest reads it. The contents of the image are not known when
+    /// the run begins. So its id takes the place of the hash.
+    pub fn gathered(path: PathBuf, image: &gathered_image::Image) -> ImageFile {
+        let id: String = image.id().iter().map(|byte| format!("{byte:02x}")).collect();
+        ImageFile { path, hash: format!("{GATHERED}{id}"), size_bytes: image.blocks() * BLOCK_BYTES as u64 }
+    }
+
+    /// Whether the image is gathered while the guest reads it.
+    pub fn is_gathered(&self) -> bool {
+        self.hash.starts_with(GATHERED)
+    }
+
+    /// Opens a gathered image, and checks that it is the image of this description.
+    pub fn open_gathered(&self) -> Result<gathered_image::Image, Error> {
+        let refused = |why: String| Error::recording(&self.path, why);
+        let image = gathered_image::Image::open(&self.path)
+            .map_err(|error| refused(format!("the disk of this recording cannot be used: {error}")))?;
+        if ImageFile::gathered(self.path.clone(), &image) != *self {
+            return Err(refused("this is the disk of another recording; put the right file back".to_string()));
+        }
+        Ok(image)
+    }
 }
 
 /// The values by which the file system identifies a file and its last change. While these values stay the same, the

@@ -107,7 +107,7 @@ impl<U: Unit> Machine<U> {
         };
         let mut devices = PciBus::new().with_revision(profile.pci);
         if let Some(disk) = &config.disk {
-            devices.add(Block::new(OverlayDisk::open(&disk.path)?));
+            devices.add(Block::new(images.open_disk(disk)?));
         }
         devices.add(Console::new(power_on.columns, power_on.rows));
         devices.add(Rng::new(entropy_seed(&power_on.seed)));

@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use crate::disk::OverlayDisk;
+use crate::error::Error;
 use crate::image_file::ImageFile;
 use crate::starting_state::StartingState;
 
@@ -80,6 +82,8 @@ pub struct KernelImages {
     pub(super) kernel: Vec<u8>,
     pub(super) initrd: Option<Vec<u8>>,
     pub(super) modules: Vec<Vec<u8>>,
+    /// The disk image that is gathered in this run. `None` if the disk is opened by its path.
+    pub(super) gathered: Option<gathered_image::Image>,
 }
 
 impl Start {
@@ -154,6 +158,16 @@ impl KernelFiles {
 }
 
 impl Images {
+    /// The machine's disk, whose image is in this file.
+    pub(super) fn open_disk(&self, image: &ImageFile) -> Result<OverlayDisk, Error> {
+        match self {
+            Images::Kernel(KernelImages { gathered: Some(gathered), .. }) => {
+                Ok(OverlayDisk::gathered(gathered.clone(), &image.path))
+            }
+            _ => OverlayDisk::of(image),
+        }
+    }
+
     /// The contents for a machine that starts in a state.
     pub fn of_state(state: StartingState) -> Images {
         Images::State(Arc::new(state))

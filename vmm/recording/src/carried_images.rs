@@ -9,11 +9,12 @@ use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
 use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 
+use gathered_image::Image;
 use machine::config::MachineConfig;
 use machine::error::Error;
 use machine::start::KernelFile;
 
-use crate::files::kernel_file_inside;
+use crate::files::{DISK, inside, kernel_file_inside};
 use crate::opened::create_images;
 
 /// The largest size in bytes of a file that is copied. A larger file is copied only if the file system lets the copy
@@ -55,6 +56,18 @@ impl CarriedImages {
         }
         machine
     }
+}
+
+/// Makes the image of a disk that is gathered while the guest reads it, in the folder of a recording. Returns the image and
+/// its path. `blocks` is the number of blocks on the disk, and `id` tells the image from other images.
+pub fn create_gathered_disk(folder: &Path, blocks: u64, id: [u8; 16]) -> Result<(Image, PathBuf), Error> {
+    create_images(folder)?;
+    let path = folder.join(inside(DISK));
+    let image = Image::create(&path, blocks, id).map_err(|error| match error {
+        gathered_image::Error::File { action, source } => Error::file(action, &path)(source),
+        other => Error::recording(&path, other.to_string()),
+    })?;
+    Ok((image, path))
 }
 
 /// Copies a file, and returns the copy open at its start; `None` if the file is too large.

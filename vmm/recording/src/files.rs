@@ -12,6 +12,8 @@ pub const EVENTS: &str = "events.log";
 pub const IMAGES: &str = "images";
 /// The file name of a starting state in the directory of the carried images.
 pub const START: &str = "start";
+/// The file name of a disk image in the directory of the carried images.
+pub const DISK: &str = "disk";
 /// The name of the note about the disk image that was hashed last.
 pub const DISK_SEEN: &str = "disk.seen";
 /// The name of the note that the guest's kernel panicked.

@@ -101,6 +101,7 @@ pub mod recorder;
 pub mod relink;
 pub mod trail;
 
+pub use carried_images::create_gathered_disk;
 pub use files::{CHECKPOINTS, EVENTS, MANIFEST};
 pub use manifest::{Cut, Manifest, NEWEST_FORMAT, OLDEST_FORMAT};
 pub use new_recording::NewRecording;

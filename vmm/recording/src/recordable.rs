@@ -22,6 +22,7 @@ use machine::unit::Unit;
 use machine::{Machine, Start, StartingState};
 
 use crate::carried_images::CarriedImages;
+use crate::files::{DISK, inside};
 use crate::manifest::Cut;
 use crate::new_recording::NewRecording;
 use crate::opened::{Recording, create_folder};
@@ -130,12 +131,17 @@ impl<U: Unit> Recordable<U> {
     }
 
     /// The machine's description as a recording in this folder stores it. Copied images have their paths inside the
-    /// folder.
+    /// folder, and so has a disk that is gathered.
     pub fn config_in(&self, folder: &Path) -> MachineConfig {
-        match &self.carried {
+        let mut machine = match &self.carried {
             Some(carried) => carried.described(folder, &self.config),
             None => self.config.clone(),
+        };
+        let disk = machine.disk.as_mut().filter(|disk| disk.is_gathered());
+        if let Some(disk) = disk.filter(|disk| disk.path == folder.join(inside(DISK))) {
+            disk.path = inside(DISK);
         }
+        machine
     }
 
     /// Frees the starting state, which only [`Recordable::record_in`] needs. The starting state may be as

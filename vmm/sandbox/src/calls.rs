@@ -52,6 +52,10 @@ pub(crate) const NAMED_FILES: &[c_long] = &[
     libc::SYS_unlinkat,
 ];
 
+/// Calls of a server of files: it opens files below an open folder only, reads links, and asks who may read a file.
+const FOLDERS: &[c_long] =
+    &[libc::SYS_openat2, libc::SYS_readlinkat, libc::SYS_fstatfs, libc::SYS_faccessat, libc::SYS_faccessat2];
+
 /// Calls that the C library and Rust's library try. If such a call fails, the library does without the call. For
 /// example, `clone3` would start a thread; if it fails, the library uses `clone`. Other calls in this list look up
 /// the names of folders, or open files with information about the host. At a panic, the backtrace opens the
@@ -261,6 +265,7 @@ fn rules(needs: &Needs) -> Result<Rules, BackendError> {
     let lists = [FILES, MEMORY, THREADS, SIGNALS, WAITING, IDENTITY, SOCKETS];
     let more = [
         (needs.names_files(), NAMED_FILES),
+        (!needs.folders.is_empty(), FOLDERS),
         (needs.clients, CLIENTS),
         (needs.kvm, KVM),
         (needs.vfio, VFIO),

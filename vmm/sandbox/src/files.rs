@@ -38,7 +38,7 @@ fn ruled(needs: &Needs) -> Result<Files, RulesetError> {
         .handle_access(AccessNet::from_all(KNOWN))?
         .scope(Scope::from_all(KNOWN))?
         .create()?
-        .add_rules(path_beneath_rules(&needs.read, readable()))?
+        .add_rules(path_beneath_rules(needs.read.iter().chain(&needs.folders), readable()))?
         .add_rules(path_beneath_rules(&needs.written, readable() | changeable()))?
         .add_rules(path_beneath_rules(&needs.devices, device()))?;
     let status = ruleset.restrict_self()?;

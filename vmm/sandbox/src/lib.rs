@@ -70,6 +70,11 @@ pub fn lock_in(needs: &Needs) -> Result<Locked, Error> {
     Ok(Locked { files, calls })
 }
 
+/// Whether the process is locked in.
+pub fn is_locked_in() -> bool {
+    LOCKED_IN.get().is_some()
+}
+
 /// Allows the calling thread, and threads that it starts later, only the system calls for `needs`. Does nothing in a
 /// process that is not locked in.
 ///

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 pub struct Needs {
     /// Files and folders to read, with everything below the folders.
     pub read: Vec<PathBuf>,
+    /// Folders whose files are looked up one below the other, as a server of these files does: with links and their status.
+    pub folders: Vec<PathBuf>,
     /// Folders in which files and folders are read, written, created, renamed and removed.
     pub written: Vec<PathBuf>,
     /// Devices that are opened later for reading, writing and ioctls.
@@ -26,6 +28,7 @@ pub struct Needs {
 impl Needs {
     /// Whether the process opens any file by its name.
     pub(crate) fn names_files(&self) -> bool {
-        !(self.read.is_empty() && self.written.is_empty() && self.devices.is_empty())
+        let lists = [&self.read, &self.folders, &self.written, &self.devices];
+        lists.iter().any(|list| !list.is_empty())
     }
 }

@@ -49,6 +49,10 @@ fn wanted(needs: &Needs) -> CapsHashSet {
         // While the guest runs, more memory is mapped for devices than users may lock.
         wanted.insert(Capability::CAP_IPC_LOCK);
     }
+    if !needs.folders.is_empty() {
+        // A server of files that root started shows all files to the guest.
+        wanted.insert(Capability::CAP_DAC_READ_SEARCH);
+    }
     if needs.kvm {
         // Each new vCPU opens its own performance counter, and the process may make vCPUs at any time.
         wanted.insert(Capability::CAP_PERFMON);

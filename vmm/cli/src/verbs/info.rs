@@ -234,7 +234,12 @@ fn text(info: &Info<'_>) -> String {
         lines.push(format!("module        {file}{unneeded} {cmdline}"));
     }
     if let Some(disk) = &machine.disk {
-        lines.push(format!("disk          {}", path(&disk.path)));
+        let kept = match disk.is_gathered().then(|| disk.open_gathered()) {
+            None => String::new(),
+            Some(Ok(image)) => format!(" (a folder of the host: {} blocks that the guest read)", image.gathered_blocks()),
+            Some(Err(_)) => " (missing or damaged)".to_string(),
+        };
+        lines.push(format!("disk          {}{kept}", path(&disk.path)));
     }
     for passed in &machine.passthrough {
         lines.push(match passed {

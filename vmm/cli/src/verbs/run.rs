@@ -108,6 +108,11 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     args.late.check(engine)?;
     let marks = args.stats.marks()?;
     args.machine.look_at_disk()?;
+    if args.late.are_given() && args.machine.folder_disk().is_some() {
+        let why = "with a folder as --disk a recording starts with the run: use `ttvm record`, without --control and \
+            --record-when";
+        return Err(Error::Usage(why.to_string()));
+    }
     if args.late.are_given() {
         run_watched(args, source, &marks)
     } else if engine.counts_instructions {
@@ -124,7 +129,7 @@ fn run_live<U: Unit, I: Inputs<U>>(
     inputs: impl FnOnce(LiveInputs<U>) -> I,
     marks: &Marks,
 ) -> Result<i32, Error> {
-    let planned = args.machine.plan::<U>(source, None)?;
+    let planned = args.machine.plan::<U>(source, None, args.sandbox)?;
     args.sandbox.lock_in(&planned.needs())?;
     let (mut guest, live) = planned.begin()?;
     guest.forget_beginning();
@@ -139,7 +144,7 @@ fn run_live<U: Unit, I: Inputs<U>>(
 
 /// Runs a machine that may be recorded later.
 fn run_watched(args: &Args, source: Option<Source>, marks: &Marks) -> Result<i32, Error> {
-    let planned = args.machine.plan::<Instructions>(source, None)?;
+    let planned = args.machine.plan::<Instructions>(source, None, args.sandbox)?;
     let LateArgs { control, record_when, output } = &args.late;
     let listener = args.late.listener()?;
     output.as_deref().map_or(Ok(()), create_folder)?;

@@ -29,6 +29,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use checkpoint::PAGE_BYTES;
+use gathered_image::{Contents, Image, Read, Source};
 use guest_ram::{PAGE_SIZE, RamLayout};
 use guest_symbols::free_pages;
 use machine::config::{ImageFile, hash_image};
@@ -151,6 +152,9 @@ fn disk_of(
     folder: &Path,
 ) -> Result<ImageFile, Error> {
     let over: BTreeSet<u64> = start.disk_blocks().collect();
+    if image.is_gathered() {
+        return gathered_disk_of(image, blocks.difference(&over).copied(), folder);
+    }
     let from = plain_file::open(&image.path).map_err(Error::file("open", &image.path))?;
     let path = folder.join(DISK);
     let to = File::create_new(&path).map_err(Error::file("create", &path))?;
@@ -162,6 +166,38 @@ fn disk_of(
         to.write_all_at(&contents, at).map_err(Error::file("write", &path))?;
     }
     hash_image(&path, Scheme::Sparse)
+}
+
+/// Makes a gathered image with these blocks of another gathered image.
+fn gathered_disk_of(
+    image: &ImageFile,
+    blocks: impl Iterator<Item = u64>,
+    folder: &Path,
+) -> Result<ImageFile, Error> {
+    let path = folder.join(DISK);
+    let failed = |error: gathered_image::Error| Error::recording(&path, error.to_string());
+    let from = image.open_gathered()?;
+    let to = Image::create(&path, from.blocks(), from.id()).map_err(failed)?.gather_from(Copied(from));
+    for block in blocks {
+        to.gather(block, 1).map_err(failed)?;
+    }
+    Ok(ImageFile { path, ..image.clone() })
+}
+
+/// The source of an image that has some blocks of another image.
+struct Copied(Image);
+
+impl Source for Copied {
+    fn read(&mut self, first: u64, count: u32) -> std::io::Result<Vec<Contents>> {
+        let block = |number| {
+            let mut bytes = Box::new([0; PAGE_BYTES]);
+            Ok(match self.0.read(number, &mut bytes).map_err(std::io::Error::other)? {
+                Read::Done => Contents::Bytes(bytes),
+                Read::Unreadable => Contents::Unreadable,
+            })
+        };
+        (first..first + u64::from(count)).map(block).collect()
+    }
 }
 
 /// Returns an error if the two machines differ at the end. Pages that were left out are not compared.

@@ -286,7 +286,7 @@ impl<C: Unit> CheckpointComparison<C> {
 /// The recording's disk, if the machine has one. The disk reads written blocks from the store.
 fn disk_of<C>(recording: &Recording<C>, store: &Arc<Store>) -> Result<Option<OverlayDisk>, Error> {
     let Some(image) = &recording.manifest.machine.disk else { return Ok(None) };
-    let mut disk = OverlayDisk::open(&image.path)?;
+    let mut disk = OverlayDisk::of(image)?;
     disk.attach_store(store.clone());
     Ok(Some(disk))
 }

@@ -1,6 +1,6 @@
 //! The layout that the reader and the writer of packed recordings share.
 
-use crate::files::{START, inside, kernel_file_inside};
+use crate::files::{DISK, START, inside, kernel_file_inside};
 use crate::manifest::Manifest;
 use machine::config::MachineConfig;
 use machine::start::Start;
@@ -33,6 +33,6 @@ pub fn with_images_inside(manifest: &Manifest) -> Manifest {
     for which in booted.present() {
         booted.file_mut(which).into_iter().for_each(|file| file.path = kernel_file_inside(which));
     }
-    disk.iter_mut().for_each(|file| file.path = inside("disk"));
+    disk.iter_mut().for_each(|file| file.path = inside(DISK));
     manifest
 }

@@ -18,6 +18,7 @@ pub use reader::{Contents, Sink, check_log, read_archive};
 use crate::files::{CHECKPOINTS, EVENTS, IMAGES, MANIFEST};
 use crate::manifest::Manifest;
 use crate::opened::Recording;
+use machine::config::ImageFile;
 use machine::error::Error;
 use machine::new_file::NewFile;
 use machine::unit::Unit;
@@ -54,6 +55,7 @@ pub fn unpack(from: &Path, to: &Path, max_bytes: u64) -> Result<(), Error> {
                 std::fs::remove_dir(to.join(CHECKPOINTS))
                     .map_err(Error::file("remove", to.join(CHECKPOINTS)))?;
             }
+            check_gathered_disk(&contents.manifest, to).map_err(|error| damaged_disk(from, &error))?;
             let manifest = to.join(MANIFEST);
             std::fs::write(&manifest, contents.manifest.text()).map_err(Error::file("write", manifest))
         });
@@ -69,6 +71,22 @@ fn make_directories(of: &Path) -> Result<(), Error> {
         let path = of.join(name);
         std::fs::create_dir(&path).map_err(Error::file("create", path))
     })
+}
+
+/// Checks the unpacked image of a disk that was gathered.
+fn check_gathered_disk(manifest: &Manifest, folder: &Path) -> Result<(), Error> {
+    let Some(disk) = manifest.machine.disk.as_ref().filter(|disk| disk.is_gathered()) else { return Ok(()) };
+    let path = folder.join(&disk.path);
+    let gathered = ImageFile { path: path.clone(), ..disk.clone() }.open_gathered()?;
+    gathered.check().map_err(|error| Error::recording(path, error.to_string()))
+}
+
+/// The error for a gathered image that has the right hash, but is no image, or the image of another recording.
+fn damaged_disk(archive: &Path, error: &Error) -> Error {
+    match error {
+        Error::Recording { why, .. } => Error::recording(archive, format!("is damaged: {why}")),
+        other => Error::recording(archive, format!("is damaged: {other}")),
+    }
 }
 
 /// The error for checkpoint files that have the right hashes, but do not make a valid store.

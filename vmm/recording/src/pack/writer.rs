@@ -46,7 +46,11 @@ pub fn write_archive<C, W: Write>(
     }
     write_file(&log, recording.log.bytes, &mut encoder, path)?;
     for (what, image) in recording.manifest.machine.images() {
-        write_image(what, image, &mut encoder, path)?;
+        if image.is_gathered() {
+            write_gathered(image, &mut encoder, path)?;
+        } else {
+            write_image(what, image, &mut encoder, path)?;
+        }
     }
     write_checkpoints(checkpoints, &mut encoder, path)?;
     encoder.finish().map_err(failed)
@@ -100,6 +104,15 @@ fn write_image(what: &str, image: &ImageFile, out: &mut impl Write, path: &Path)
     let mut take = |piece: &[u8]| hasher.update(piece);
     write_pieces(file, &image.path, image.size_bytes, out, path, &mut take).map_err(unreadable)?;
     same(what, image, &ImageFile { hash: hasher.finish(), ..image.clone() })
+}
+
+/// Writes the file of a disk image that was gathered. A frame that was cut off is left out.
+fn write_gathered(image: &ImageFile, out: &mut impl Write, path: &Path) -> Result<(), Error> {
+    let gathered = image.open_gathered()?;
+    let damaged = |error: gathered_image::Error| Error::recording(&image.path, error.to_string());
+    // The pack gets a new hash of the file, so damage must be found before packing.
+    gathered.check().map_err(damaged)?;
+    write_file(&image.path, gathered.file_bytes(), out, path)
 }
 
 /// Writes the first `size_bytes` of a file.
