@@ -10,6 +10,7 @@ mod debug_files;
 mod determinism;
 mod disk;
 mod flows;
+mod folder_disk;
 mod gdb_debian;
 mod gdb_interrupts;
 mod gdb_long;

@@ -54,7 +54,7 @@ pub use entry::{BOOT_CS, BOOT_DS, BOOT_TR, CpuEntry, CpuMode, SegmentState, Tabl
 pub use error::BootError;
 use guest_ram::GuestRam;
 pub use images::{BootImages, Image, Module};
-pub use linux::is_bzimage;
+pub use linux::{is_bzimage, release};
 use loader::Loader;
 pub use memory_map::{EBDA_START, LEGACY_HOLE_END, LEGACY_HOLE_START, MemoryRange, RangeKind, memory_map};
 pub use protocol::Protocol;

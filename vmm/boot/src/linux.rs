@@ -38,6 +38,22 @@ pub fn is_bzimage(bytes: &[u8]) -> bool {
     has_at(bytes, 0x202, b"HdrS") && u16_at(bytes, 0x1FE) == Some(BOOT_FLAG)
 }
 
+/// The release of the kernel in a bzImage, such as `6.1.0-57-cloud-amd64`: the first word of the text to which the setup header
+/// points (field `kernel_version`).
+pub fn release(image: &[u8]) -> Option<String> {
+    const LONGEST_BYTES: usize = 200;
+    if !is_bzimage(image) {
+        return None;
+    }
+    let at = match u16_at(image, 0x20E)? {
+        0 => return None,
+        offset => usize::from(offset) + 0x200,
+    };
+    let text = image.get(at..)?;
+    let word = text[..text.len().min(LONGEST_BYTES)].split(|byte| !byte.is_ascii_graphic()).next()?;
+    (!word.is_empty()).then(|| String::from_utf8_lossy(word).into_owned())
+}
+
 /// A loaded kernel, from a bzImage or an ELF file.
 struct Kernel {
     /// `boot_params`, with the fields of the setup header that the image defines.

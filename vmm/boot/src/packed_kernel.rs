@@ -57,6 +57,21 @@ pub fn unpack(image: &[u8]) -> Result<Vec<u8>, String> {
     Ok(kernel)
 }
 
+/// The ELF file of a kernel module, from the module's file, which may be packed. The error says why it cannot be unpacked.
+pub fn unpack_module(file: &[u8]) -> Result<Vec<u8>, String> {
+    let most_bytes = MAX_KERNEL_BYTES as usize;
+    let module = match FORMATS.iter().find(|(magic, _)| file.starts_with(magic)) {
+        Some((_, unpack)) => {
+            unpack(file, most_bytes).map_err(|error| format!("it cannot be unpacked: {error}"))?
+        }
+        None => file.to_vec(),
+    };
+    if module.len() > most_bytes || !Elf::is_elf(&module) {
+        return Err("it is not a module".to_string());
+    }
+    Ok(module)
+}
+
 fn payload(image: &[u8]) -> Option<&[u8]> {
     if !is_bzimage(image) || u16_at(image, 0x206)? < FIRST_VERSION_WITH_PAYLOAD {
         return None;

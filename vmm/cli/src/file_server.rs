@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicBool;
 
 use ext4_layout::{Options as Layout, Time};
 use gathered_image::{BLOCK_BYTES, Contents, Source};
-use host_tree::{Disk, Options};
+use host_tree::{Disk, Graft, Grafted, Options};
 use machine::error::{Error, exit_code};
 use sandbox::Needs;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -51,6 +51,12 @@ pub struct Args {
     /// A path that the guest does not see (repeatable)
     #[arg(long)]
     hide: Vec<PathBuf>,
+    /// A folder of the guest that is another folder of the host (repeatable, with --graft)
+    #[arg(long)]
+    graft_at: Vec<PathBuf>,
+    /// The folder of the host for a --graft-at (repeatable)
+    #[arg(long)]
+    graft: Vec<PathBuf>,
     /// The UUID of the file system, as 32 digits
     #[arg(long, value_parser = parse_uuid)]
     uuid: Uuid,
@@ -76,6 +82,8 @@ pub struct Served<'a> {
     pub root: PathBuf,
     /// Paths that the guest does not see.
     pub hidden: &'a [PathBuf],
+    /// Folders of the guest that are other folders of the host: the path in the guest, and the folder.
+    pub grafts: &'a [(PathBuf, PathBuf)],
     /// The UUID of the file system.
     pub uuid: [u8; 16],
     /// The time at which the file system seems to have been made, in seconds since 1970.
@@ -99,11 +107,13 @@ impl FileServer {
         for path in served.hidden {
             command.arg("--hide").arg(path);
         }
+        for (at, folder) in served.grafts {
+            command.arg("--graft-at").arg(at).arg("--graft").arg(folder);
+        }
         let uuid = u128::from_be_bytes(served.uuid);
         command.args(["--uuid", &format!("{uuid:032x}"), "--created", &served.created_seconds.to_string()]);
         command.args(sandbox.as_arguments());
-        let mut process =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(failed)?;
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(failed)?;
         let requests = process.stdin.take();
         let answers = BufReader::new(process.stdout.take().expect("it is a pipe"));
         let mut server = FileServer { requests, answers, process, blocks: 0 };
@@ -203,7 +213,8 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         }
         let first = u64::from_le_bytes(request[..8].try_into().expect("eight bytes"));
         let count = u32::from_le_bytes(request[8..].try_into().expect("four bytes"));
-        let answered = (0..u64::from(count)).try_for_each(|n| answer(&mut disk, first.saturating_add(n), &mut out));
+        let answered =
+            (0..u64::from(count)).try_for_each(|n| answer(&mut disk, first.saturating_add(n), &mut out));
         match answered.and_then(|()| out.flush()) {
             Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(exit_code::DONE),
             other => other.map_err(failed)?,
@@ -215,9 +226,13 @@ pub fn run(args: &Args) -> Result<i32, Error> {
 /// Opens the folder, and gives up all access to other files.
 fn open(args: &Args) -> Result<Disk, Box<dyn std::error::Error>> {
     let time = Time { seconds: args.created.into(), ..Time::default() };
-    let options = Options { hidden: args.hide.clone(), ..Options::new(&args.root, time) };
+    let graft =
+        |(at, folder): (&PathBuf, &PathBuf)| Graft { at: at.clone(), what: Grafted::Folder(folder.clone()) };
+    let grafts = args.graft_at.iter().zip(&args.graft).map(graft).collect();
+    let options = Options { hidden: args.hide.clone(), grafts, ..Options::new(&args.root, time) };
     let disk = Disk::new(Layout::new(args.uuid.0, args.created), &options)?;
-    args.sandbox.lock_in(&Needs { folders: vec![args.root.clone()], ..Needs::default() })?;
+    let folders = std::iter::once(&args.root).chain(&args.graft).cloned().collect();
+    args.sandbox.lock_in(&Needs { folders, ..Needs::default() })?;
     Ok(disk)
 }
 

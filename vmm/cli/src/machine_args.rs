@@ -219,8 +219,13 @@ impl MachineArgs {
             let power_on = host::power_on(self.date, self.seed)?;
             let (engine, mut options) = (self.engine(), self.options(described)?);
             if let Some(folder) = self.folder_disk() {
-                let disk =
-                    FolderDisk { folder, hidden: &self.hide, created_seconds: power_on.unix_seconds };
+                let disk = FolderDisk {
+                    folder,
+                    hidden: &self.hide,
+                    grafts: &[],
+                    more_blocks: 0,
+                    created_seconds: power_on.unix_seconds,
+                };
                 options.gathered_disk = Some(disk.gather(recorded.map(|recorded| recorded.folder), sandbox)?);
             }
             let guest = match recorded {
@@ -273,12 +278,14 @@ impl MachineArgs {
             end_at: self.max_instructions.map(U::new),
             end_after_ns: self.max_time,
             end_at_text: self.stop_when.clone(),
+            program_mark: None,
+            end_of_input: None,
         }
     }
 }
 
 /// Parses a time that is not zero.
-fn some_time(text: &str) -> Result<u64, String> {
+pub fn some_time(text: &str) -> Result<u64, String> {
     match notation::time(text)? {
         0 => Err("give a time above 0".to_string()),
         ns => Ok(ns),
@@ -293,7 +300,8 @@ fn parse_port(text: &str) -> Result<u16, String> {
     number.map_err(|_| "write a port number like 0x501".to_string())
 }
 
-fn parse_processors(text: &str) -> Result<Processors, String> {
+/// Parses a number of processors, with their topology.
+pub fn parse_processors(text: &str) -> Result<Processors, String> {
     let mut parts = text.split(',');
     let count: Option<u8> = parts.next().and_then(|count| count.parse().ok());
     let processors = count.and_then(Processors::new);
@@ -314,7 +322,8 @@ fn parse_processors(text: &str) -> Result<Processors, String> {
     })
 }
 
-fn parse_turns(text: &str) -> Result<TurnPolicy, String> {
+/// Parses a policy of turns.
+pub fn parse_turns(text: &str) -> Result<TurnPolicy, String> {
     let seed = text.strip_prefix("random:").and_then(|seed| seed.parse().ok());
     match (text, seed) {
         ("ring", _) => Ok(TurnPolicy::Ring),
@@ -323,7 +332,8 @@ fn parse_turns(text: &str) -> Result<TurnPolicy, String> {
     }
 }
 
-fn parse_size(text: &str) -> Result<u64, String> {
+/// Parses a size of RAM.
+pub fn parse_size(text: &str) -> Result<u64, String> {
     let bytes = notation::bytes(text)?;
     if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&bytes) {
         return Err(format!(

@@ -18,6 +18,7 @@ mod file_server;
 mod folder_disk;
 mod go_live;
 mod help;
+mod here;
 mod inherited;
 mod interrupt;
 mod keep_on;
@@ -89,6 +90,7 @@ struct Cli {
 enum Verb {
     Run(run::Args),
     Record(record::Args),
+    Here(verbs::here::Args),
     Control(control::Args),
     Replay(replay::Args),
     Debug(debug::Args),
@@ -165,6 +167,7 @@ fn main() -> ExitCode {
     let result = match &cli.verb {
         Verb::Run(args) => run::run(args),
         Verb::Record(args) => record::run(args),
+        Verb::Here(args) => verbs::here::run(args),
         Verb::Control(args) => control::run(args),
         Verb::Replay(args) => replay::run(args),
         Verb::Debug(args) => debug::run(args),

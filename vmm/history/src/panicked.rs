@@ -22,6 +22,16 @@ pub fn last_panic<U: Unit>(machine: &Machine<U>) -> Option<String> {
     })
 }
 
+/// The first lines of all reports in the kernel's log: panics, oopses, warnings and the findings of sanitizers. Empty if the log
+/// cannot be read.
+pub fn reports_in_log<U: Unit>(machine: &Machine<U>) -> Vec<String> {
+    let Ok(symbols) = Symbols::of_guest(machine) else { return Vec::new() };
+    let messages = messages::of_kernel(machine, &symbols).unwrap_or_default();
+    let mut sifter = Sifter::default();
+    let lines = messages.iter().flat_map(|message| message.text.lines());
+    lines.filter(|line| sifter.begins(line).is_some()).map(without_control).collect()
+}
+
 /// The first line of the last panic at the end of the console.
 pub fn panic_on_console<U: Unit>(machine: &Machine<U>) -> Option<String> {
     let console = String::from_utf8_lossy(machine.console().text()).into_owned();
@@ -31,7 +41,11 @@ pub fn panic_on_console<U: Unit>(machine: &Machine<U>) -> Option<String> {
 fn panic_in<'a>(lines: impl Iterator<Item = &'a str>) -> Option<String> {
     let mut sifter = Sifter::default();
     let last = lines.filter(|line| sifter.begins(line) == Some(Kind::Panic)).last()?;
-    Some(last.chars().map(|c| if c.is_control() { '?' } else { c }).collect())
+    Some(without_control(last))
+}
+
+fn without_control(line: &str) -> String {
+    line.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 fn crash_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Option<String> {

@@ -14,6 +14,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use crate::awaited_text::AwaitedText;
+use crate::program_output::{Part, ProgramOutput};
 use crate::screen::Screen;
 use crate::stopping::Stopping;
 use crate::terminal::window_size;
@@ -45,6 +46,12 @@ pub struct LiveOptions<C> {
     pub end_after_ns: Option<u64>,
     /// The text at which the run ends when the console shows it, if any. The text must not be empty.
     pub end_at_text: Option<String>,
+    /// The mark that the guest prints when its program begins and when its program has ended, if any. Output before the first
+    /// mark goes to standard error, and the guest gets no input before it. Output after the second mark, and the marks,
+    /// are not shown. The mark's first byte must not occur in the mark again.
+    pub program_mark: Option<String>,
+    /// The byte that the guest gets at the end of standard input, if standard input is not a terminal.
+    pub end_of_input: Option<u8>,
 }
 
 /// How time passes while the guest is idle. The choice affects only when events come in, so it matters only while
@@ -82,6 +89,7 @@ pub struct LiveConsole<C> {
     /// The guest time in nanoseconds at which the run ends. The field is set when the run has begun.
     end_ns: Option<u64>,
     text: Option<AwaitedText>,
+    program: Option<ProgramOutput>,
 }
 
 impl<C: Unit> LiveConsole<C> {
@@ -99,6 +107,7 @@ impl<C: Unit> LiveConsole<C> {
         let stopping = Stopping::watch().map_err(failed)?;
         let screen = Screen::new(options.console_log.as_deref(), terminated.clone())?;
         let text = options.end_at_text.as_deref().map(AwaitedText::new);
+        let program = options.program_mark.as_deref().map(ProgramOutput::new);
         let mut console = LiveConsole {
             options,
             typed: VecDeque::new(),
@@ -115,6 +124,7 @@ impl<C: Unit> LiveConsole<C> {
             listening_since: None,
             end_ns: None,
             text,
+            program,
         };
         if !console.terminal {
             // Reads once now, so that an error of standard input is reported before the run.
@@ -143,6 +153,7 @@ impl<C: Unit> LiveConsole<C> {
             listening_since: None,
             end_ns: None,
             text,
+            program: None,
         }
     }
 
@@ -184,7 +195,11 @@ impl<C: Unit> LiveConsole<C> {
         }
         let mut buffer = [0; 1024];
         match nix::unistd::read(stdin.as_fd(), &mut buffer) {
-            Ok(0) => self.closed = true,
+            Ok(0) => {
+                self.closed = true;
+                let last = self.options.end_of_input.filter(|_| !self.terminal);
+                self.typed.extend(last);
+            }
             Ok(count) => buffer[..count].iter().for_each(|&byte| self.take_key(byte)),
             Err(nix::Error::EINTR | nix::Error::EAGAIN) => {}
             // A closed terminal reads as an error.
@@ -237,6 +252,9 @@ impl<C: Unit> LiveConsole<C> {
     /// The number of bytes of input that the guest can accept now. A driver discards input while it starts, so the
     /// guest gets no input until the driver has started.
     fn room(&mut self, view: &View<'_, C>) -> usize {
+        if self.program.as_ref().is_some_and(|program| !program.has_begun()) {
+            return 0;
+        }
         if C::DRIVER_STARTS.is_zero() || view.console_room == 0 {
             self.listening_since = None;
             return view.console_room;
@@ -305,7 +323,14 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
 
     fn console_output(&mut self, _now: Moment<C>, bytes: &[u8]) -> Result<(), Error> {
         self.text.iter_mut().for_each(|text| text.look_at(bytes));
-        self.screen.show(bytes);
+        match &mut self.program {
+            None => self.screen.show(bytes),
+            Some(program) => program.divide(bytes).iter().for_each(|part| match part {
+                Part::Program(bytes) => self.screen.show(bytes),
+                Part::Before(bytes) => self.screen.show_aside(bytes),
+                Part::After(_) => {}
+            }),
+        }
         Ok(())
     }
 }

@@ -42,6 +42,7 @@ mod passt;
 mod passthrough;
 #[cfg(feature = "network")]
 mod peer;
+mod program_output;
 mod screen;
 mod stopping;
 #[cfg(feature = "network")]
@@ -60,7 +61,7 @@ pub use passt::{Forward, PASST_SOCKET_BYTES, Protocol};
 pub use passthrough::{ALLOWED_PORTS, OpenedDevices, PassedOptions};
 #[cfg(feature = "network")]
 pub use peer::{NetworkOptions, Peer};
-pub use terminal::RawTerminal;
+pub use terminal::{RawTerminal, window_size};
 
 use std::io::Read;
 

@@ -60,6 +60,15 @@ impl Screen {
         }
     }
 
+    /// Writes bytes to standard error in place of standard output, and to the file.
+    pub fn show_aside(&mut self, bytes: &[u8]) {
+        let is_shown = std::mem::replace(&mut self.is_shown, false);
+        self.show(bytes);
+        self.is_shown = is_shown;
+        // Nobody can be told that standard error failed.
+        let _ = self.write(std::io::stderr().as_fd(), bytes);
+    }
+
     fn write(&self, to: BorrowedFd<'_>, bytes: &[u8]) -> nix::Result<()> {
         let mut left = bytes;
         while !left.is_empty() {

@@ -47,7 +47,9 @@ impl ImageFile {
         let image = gathered_image::Image::open(&self.path)
             .map_err(|error| refused(format!("the disk of this recording cannot be used: {error}")))?;
         if ImageFile::gathered(self.path.clone(), &image) != *self {
-            return Err(refused("this is the disk of another recording; put the right file back".to_string()));
+            return Err(refused(
+                "this is the disk of another recording; put the right file back".to_string(),
+            ));
         }
         Ok(image)
     }

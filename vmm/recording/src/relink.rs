@@ -67,7 +67,8 @@ fn link(recording: &Path, machine: &mut MachineConfig, moved: &MovedImages) -> R
     };
     count(usize::from(machine.disk.is_some()), usize::from(moved.disk.is_some()), "disk image")?;
     if moved.disk.is_some() && machine.disk.as_ref().is_some_and(ImageFile::is_gathered) {
-        let why = "has its disk in its own folder, which was made from a folder of the host: leave out --disk";
+        let why =
+            "has its disk in its own folder, which was made from a folder of the host: leave out --disk";
         return Err(Error::recording(recording, why));
     }
     paths.extend(machine.disk.iter().map(|_| moved.disk.as_ref()));

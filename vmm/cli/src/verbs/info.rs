@@ -236,7 +236,9 @@ fn text(info: &Info<'_>) -> String {
     if let Some(disk) = &machine.disk {
         let kept = match disk.is_gathered().then(|| disk.open_gathered()) {
             None => String::new(),
-            Some(Ok(image)) => format!(" (a folder of the host: {} blocks that the guest read)", image.gathered_blocks()),
+            Some(Ok(image)) => {
+                format!(" (a folder of the host: {} blocks that the guest read)", image.gathered_blocks())
+            }
             Some(Err(_)) => " (missing or damaged)".to_string(),
         };
         lines.push(format!("disk          {}{kept}", path(&disk.path)));

@@ -12,6 +12,7 @@ pub mod doctor;
 pub mod drgn;
 pub mod dump;
 pub mod export_pcap;
+pub mod here;
 pub mod info;
 pub mod log;
 pub mod ls;

@@ -1,0 +1,397 @@
+//! `ttvm here`: runs a command on a kernel, on the host's own files, and records the run.
+
+use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use cpu::TurnPolicy;
+use gathered_image::BLOCK_BYTES;
+use guest_init::{MARK, STATUS_BYTES, Setup};
+use history::panicked::{last_panic, reports_in_log};
+use host::{LiveConsole, LiveInputs, LiveOptions, RawTerminal};
+use machine::config::{MachineOptions, Processors};
+use machine::engine::EngineKind;
+use machine::error::{Error, exit_code};
+use machine::inputs::PowerOn;
+use machine::position::{Count, Instructions};
+use machine::{Machine, Outcome, RunStop};
+use nix::unistd::{getgid, getuid};
+use recording::{Recordable, write_panic_note};
+use sandbox::Needs;
+
+use crate::companion::{Companion, Leftovers};
+use crate::folder_disk::FolderDisk;
+use crate::here::kernel::Kernel;
+use crate::here::{modules, options};
+use crate::keep_on;
+use crate::machine_args::{parse_processors, parse_size, parse_turns, some_time};
+use crate::new_folder::NewFolder;
+use crate::output::say;
+use crate::sandbox_arg::{self, SandboxArgs};
+
+/// The exit code if the time limit ended the run, as of timeout(1).
+const TIMED_OUT: i32 = 124;
+/// The key that ends a file on a terminal: ^D.
+const END_OF_FILE: u8 = 4;
+/// The variables of the environment that the command gets.
+const VARIABLES: [&str; 14] = [
+    "PATH",
+    "HOME",
+    "TERM",
+    "COLORTERM",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "SHELL",
+    "USER",
+    "LOGNAME",
+    "EDITOR",
+    "PAGER",
+    "LS_COLORS",
+    "TZ",
+];
+
+/// Run a command on a kernel and the host's own files, and record it
+///
+/// Start it in a kernel tree after `make`. The guest boots the tree's kernel, and its root is the host's own. The guest's writes
+/// end with the guest. Without a command, you get a shell.
+///
+/// ttvm keeps the recording if the command fails, if the time is over, or if the kernel reports a bug. ttvm then says where the
+/// recording is. The exit code is the command's.
+///
+/// Examples:
+///   ttvm here
+///   ttvm here -- ./reproducer
+///   ttvm here --kernel 6.1.0-57-amd64 --timeout 60s -- make -C tools/testing/selftests/timers run_tests
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Args {
+    /// Kernel: a bzImage, a kernel tree, or the release of a kernel in /boot [default: the tree around the current folder]
+    #[arg(long, value_name = "KERNEL")]
+    kernel: Option<PathBuf>,
+    /// The folder that becomes the guest's root
+    #[arg(long, value_name = "FOLDER", default_value = "/")]
+    root: PathBuf,
+    /// A path of the host that the guest does not see (repeatable). The guest never sees ~/.ssh and ~/.gnupg
+    #[arg(long, value_name = "PATH")]
+    hide: Vec<PathBuf>,
+    /// The folder with the kernel's modules, which depmod(8) has indexed [default: beside the kernel, or /lib/modules/RELEASE]
+    #[arg(long, value_name = "FOLDER")]
+    modules: Option<PathBuf>,
+    /// More of the kernel's command line (repeatable)
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    append: Vec<String>,
+    /// Run the command as yourself. By default the command runs as root
+    #[arg(long)]
+    user: bool,
+    /// Variable that the command gets, as NAME=VALUE, or NAME for its value here (repeatable)
+    #[arg(long, value_name = "VARIABLE")]
+    env: Vec<OsString>,
+    /// Number of processors, 1 to 64, like 4 or 8,sockets=2,threads=2
+    #[arg(long, value_name = "N[,sockets=S][,threads=T]", default_value = "2", value_parser = parse_processors)]
+    cpus: Processors,
+    /// Who gives turns to several processors: ring or random:SEED
+    #[arg(long, value_name = "POLICY", value_parser = parse_turns)]
+    turns: Option<TurnPolicy>,
+    /// RAM size: a number with K, M or G
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
+    memory: u64,
+    /// End the run after this guest time, like 60s. The exit code is then 124
+    #[arg(long, value_name = "TIME", value_parser = some_time)]
+    timeout: Option<u64>,
+    /// The recording to make: a new folder [default: here.ttvm, or here-2.ttvm and so on]
+    #[arg(short, long, value_name = "NAME.ttvm")]
+    output: Option<PathBuf>,
+    /// When to keep the recording
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = Keep::Fail)]
+    keep: Keep,
+    /// Show all messages of the kernel
+    #[arg(short, long)]
+    verbose: bool,
+    /// Print the kernel options that the guest needs, as a fragment for kernel/configs/, and end
+    #[arg(long)]
+    config: bool,
+    #[command(flatten)]
+    sandbox: SandboxArgs,
+    /// The command and its arguments [default: your shell]
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// When the recording is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Keep {
+    /// Always
+    Always,
+    /// If the command failed, the time was over, or the kernel reported a bug
+    Fail,
+    /// Never: the run is not recorded
+    Never,
+}
+
+pub fn run(args: &Args) -> Result<i32, Error> {
+    if args.config {
+        crate::output::print(options::fragment().trim_end())?;
+        return Ok(exit_code::DONE);
+    }
+    let kernel = Kernel::find(args.kernel.as_deref())?;
+    let modules = args.modules.clone().or_else(|| kernel.modules());
+    if let Some(file) = kernel.options() {
+        options::check(&file, modules.is_some())?;
+    }
+    let power_on = host::power_on(None, None)?;
+    if args.keep == Keep::Never {
+        return run_unrecorded(args, &kernel, modules.as_deref(), power_on);
+    }
+    let output = args.output()?;
+    let mut folder = NewFolder::make(&output)?;
+    let planned = Planned::new(args, &kernel, modules.as_deref(), &power_on, Some(&output))?;
+    let mut guest =
+        Recordable::<Instructions>::carrying_images(EngineKind::SOFT, &planned.options, power_on, &output)?;
+    let left = Leftovers { empty_folder: Some(&output), ..Leftovers::default() };
+    let companion = Companion::start(&left, None)?;
+    let live = LiveInputs::new(LiveConsole::new(args.console())?);
+    let mut needs = sandbox_arg::of_machine(guest.config(), EngineKind::SOFT);
+    needs = Needs { helper: true, written: vec![output.clone()], ..needs };
+    let recording = guest.record_in_empty(&output)?;
+    folder.leave_signals();
+    args.sandbox.lock_in(&needs)?;
+    folder.keep();
+    {
+        let _terminal = RawTerminal::enter()?;
+        recording.run(live)?;
+    }
+    let ended = Ended::of(&mut guest.machine, planned.status_at)?;
+    if let Some(panic) = &ended.panic {
+        write_panic_note(&output, panic);
+    }
+    ended.explain();
+    if args.keep == Keep::Always || ended.is_failure() {
+        say_what_next(&output, &kernel, &ended);
+    } else {
+        keep_on::remove(&output)?;
+    }
+    drop(companion);
+    Ok(ended.exit_code())
+}
+
+/// Runs the guest without a recording.
+fn run_unrecorded(
+    args: &Args,
+    kernel: &Kernel,
+    modules: Option<&Path>,
+    power_on: PowerOn,
+) -> Result<i32, Error> {
+    let planned = Planned::new(args, kernel, modules, &power_on, None)?;
+    let mut guest = Recordable::<Instructions>::on(EngineKind::SOFT, &planned.options, power_on)?;
+    guest.forget_beginning();
+    let mut live = LiveInputs::new(LiveConsole::new(args.console())?);
+    args.sandbox.lock_in(&sandbox_arg::of_machine(guest.config(), EngineKind::SOFT))?;
+    {
+        let _terminal = RawTerminal::enter()?;
+        while !matches!(guest.machine.run(Instructions::MAX, &mut live)?, RunStop::Ended(_)) {}
+    }
+    let ended = Ended::of(&mut guest.machine, planned.status_at)?;
+    ended.explain();
+    Ok(ended.exit_code())
+}
+
+/// A machine that is about to be built.
+struct Planned {
+    options: MachineOptions,
+    /// The file of the initial RAM disk, which is removed with this value.
+    _initrd: tempfile::NamedTempFile,
+    /// The offset in bytes on the disk of the block with the command's status.
+    status_at: u64,
+}
+
+impl Planned {
+    fn new(
+        args: &Args,
+        kernel: &Kernel,
+        modules: Option<&Path>,
+        power_on: &PowerOn,
+        recording: Option<&Path>,
+    ) -> Result<Planned, Error> {
+        let grafts = modules.map(|folder| kernel.graft(folder)).transpose()?.flatten();
+        let disk = FolderDisk {
+            folder: &args.root,
+            hidden: &args.hide,
+            grafts: grafts.as_slice(),
+            more_blocks: 1,
+            created_seconds: power_on.unix_seconds,
+        };
+        let gathered = disk.gather(recording, args.sandbox)?;
+        let status_at = (gathered.0.blocks() - 1) * BLOCK_BYTES as u64;
+        let failed = |source| Error::Host { what: "cannot write the initial RAM disk".to_string(), source };
+        let mut initrd = tempfile::NamedTempFile::new().map_err(failed)?;
+        let setup = Setup { status_at, ..args.setup(modules)? };
+        let bytes = setup.initrd().map_err(|error| Error::Usage(error.to_string()))?;
+        initrd.write_all(&bytes).map_err(failed)?;
+        let options = MachineOptions {
+            kernel: kernel.image.clone(),
+            initrd: Some(initrd.path().to_path_buf()),
+            cmdline: args.cmdline(),
+            gathered_disk: Some(gathered),
+            processors: args.processors()?,
+            memory_bytes: args.memory,
+            ..MachineOptions::default()
+        };
+        Ok(Planned { options, _initrd: initrd, status_at })
+    }
+}
+
+impl Args {
+    fn processors(&self) -> Result<Processors, Error> {
+        let Some(turns) = self.turns else { return Ok(self.cpus) };
+        let alone = "--turns needs several processors: give --cpus 2, or leave out --turns";
+        self.cpus.with_turns(turns).ok_or_else(|| Error::Usage(alone.to_string()))
+    }
+
+    /// The kernel's command line. A panic ends the run at once.
+    fn cmdline(&self) -> String {
+        let mut words = vec!["console=ttyS0", "panic=-1"];
+        if !self.verbose {
+            words.push("quiet");
+        }
+        words.extend(self.append.iter().map(String::as_str));
+        words.join(" ")
+    }
+
+    fn console(&self) -> LiveOptions<Instructions> {
+        LiveOptions {
+            end_after_ns: self.timeout,
+            program_mark: Some(MARK.to_string()),
+            end_of_input: Some(END_OF_FILE),
+            ..LiveOptions::default()
+        }
+    }
+
+    /// What the guest's first process does.
+    fn setup(&self, modules: Option<&Path>) -> Result<Setup, Error> {
+        let root = self.root.canonicalize().map_err(Error::file("open", &self.root))?;
+        let here = std::env::current_dir().map_err(Error::file("find", "."))?;
+        let folder =
+            here.strip_prefix(&root).map_or(PathBuf::from("/"), |inside| Path::new("/").join(inside));
+        let shell = || std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into());
+        let command = if self.command.is_empty() { vec![shell()] } else { self.command.clone() };
+        let size = if std::io::stdout().is_terminal() { host::window_size() } else { None };
+        Ok(Setup {
+            arguments: command.into_iter().map(OsString::into_vec).collect(),
+            environment: self.environment(),
+            own_tmp: !folder.starts_with("/tmp"),
+            folder: folder.into_os_string().into_vec(),
+            user: if self.user { (getuid().as_raw(), getgid().as_raw()) } else { (0, 0) },
+            terminal: size,
+            no_input: is_empty_input(),
+            status_at: 0,
+            modules: modules.map_or(Ok(Vec::new()), modules::needed)?,
+        })
+    }
+
+    /// The command's environment.
+    fn environment(&self) -> Vec<Vec<u8>> {
+        let value = |name: &OsString| {
+            let mut variable = name.clone().into_vec();
+            variable.push(b'=');
+            variable.extend(std::env::var_os(name)?.into_vec());
+            Some(variable)
+        };
+        let usual = VARIABLES.iter().filter_map(|name| value(&OsString::from(name)));
+        let wanted = self.env.iter().filter_map(|wanted| match wanted.as_bytes().contains(&b'=') {
+            true => Some(wanted.as_bytes().to_vec()),
+            false => value(wanted),
+        });
+        usual.chain(wanted).collect()
+    }
+
+    /// The folder of the recording. If the user named none, it is the first free name in the current folder, or in the folder
+    /// of temporary files if the current folder cannot be written.
+    fn output(&self) -> Result<PathBuf, Error> {
+        if let Some(output) = &self.output {
+            return Ok(output.clone());
+        }
+        let here = Path::new(".");
+        let writable = nix::unistd::access(here, nix::unistd::AccessFlags::W_OK).is_ok();
+        let folder = if writable { PathBuf::new() } else { std::env::temp_dir() };
+        let mut names =
+            std::iter::once("here.ttvm".to_string()).chain((2..).map(|n| format!("here-{n}.ttvm")));
+        let free = names.find(|name| !folder.join(name).exists());
+        Ok(folder.join(free.expect("there is no end of names")))
+    }
+}
+
+/// Whether standard input is `/dev/null`.
+fn is_empty_input() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let of = |path: &str| std::fs::metadata(path).map(|file| file.rdev()).ok();
+    of("/dev/null").is_some_and(|null| null != 0 && of("/proc/self/fd/0") == Some(null))
+}
+
+/// How the guest ended.
+struct Ended {
+    outcome: Outcome,
+    /// The command's status, if the command ended.
+    status: Option<u8>,
+    panic: Option<String>,
+    /// The first lines of the kernel's reports.
+    reports: Vec<String>,
+}
+
+impl Ended {
+    fn of(machine: &mut Machine<Instructions>, status_at: u64) -> Result<Ended, Error> {
+        let outcome = machine.outcome().expect("the run has ended").clone();
+        let mut block = [0; STATUS_BYTES];
+        if let Some(disk) = machine.disk_mut() {
+            disk.read_bytes(status_at, &mut block)?;
+        }
+        let status = guest_init::status(&block);
+        let panic = if status.is_some() { None } else { last_panic(machine) };
+        Ok(Ended { outcome, status, panic, reports: reports_in_log(machine) })
+    }
+
+    fn is_failure(&self) -> bool {
+        self.status != Some(0) || !self.reports.is_empty()
+    }
+
+    /// The command's status. Without a status, the exit code says why the command did not end.
+    fn exit_code(&self) -> i32 {
+        match (self.status, &self.outcome) {
+            (Some(status), _) => status.into(),
+            (None, Outcome::Limit) => TIMED_OUT,
+            (None, Outcome::Interrupted | Outcome::Ended) => exit_code::INTERRUPTED,
+            (None, _) => exit_code::FAILED,
+        }
+    }
+
+    /// Says why the run is a failure.
+    fn explain(&self) {
+        match (self.status, &self.panic) {
+            (Some(0), _) => {}
+            (Some(status), _) => say(&format!("ttvm: the command failed with the status {status}")),
+            (None, Some(panic)) => say(&format!("ttvm: the guest's kernel panicked: {panic}")),
+            (None, None) if self.outcome == Outcome::Limit => say("ttvm: the time of --timeout is over"),
+            (None, None) => {
+                say(&format!(
+                    "ttvm: {} before the command ended",
+                    crate::output::end_in_words(&self.outcome, false)
+                ));
+            }
+        }
+        let others = self.reports.iter().filter(|&report| Some(report) != self.panic.as_ref());
+        others.for_each(|report| say(&format!("ttvm: the guest's kernel reports: {report}")));
+    }
+}
+
+/// Says where the recording is, and the command that opens it.
+fn say_what_next(output: &Path, kernel: &Kernel, ended: &Ended) {
+    let name = output.display();
+    let at = match (&ended.panic, ended.reports.first()) {
+        (Some(_), _) => " --at panic",
+        (None, Some(_)) => " --at report:1",
+        (None, None) => "",
+    };
+    let symbols = kernel.vmlinux().map_or(String::new(), |file| format!(" --symbols {}", file.display()));
+    say(&format!("ttvm: recorded in {name}. To debug it: ttvm debug {name} --gdb{at}{symbols}"));
+}
