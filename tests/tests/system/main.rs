@@ -21,6 +21,7 @@ mod gdb_session;
 mod gdb_steps;
 mod gdb_travel;
 mod going_live;
+mod here;
 mod hits;
 mod kernel_reports;
 mod kernels;

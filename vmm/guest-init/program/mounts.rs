@@ -67,6 +67,8 @@ pub fn enter_root(setup: &Setup) -> Result<(), Failure> {
         let _ = call(calls::SYMLINK, [path(to), path(at), 0, 0, 0, 0]);
     }
     make(b"/out\0");
+    let name = b"ttvm";
+    let _ = call(calls::SETHOSTNAME, [path(name), name.len(), 0, 0, 0, 0]);
     Ok(())
 }
 

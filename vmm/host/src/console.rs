@@ -50,7 +50,8 @@ pub struct LiveOptions<C> {
     /// mark goes to standard error, and the guest gets no input before it. Output after the second mark, and the marks,
     /// are not shown. The mark's first byte must not occur in the mark again.
     pub program_mark: Option<String>,
-    /// The byte that the guest gets at the end of standard input, if standard input is not a terminal.
+    /// The key that ends a file on the guest's terminal, for the end of standard input if that is not a terminal. In the middle of a
+    /// line, a terminal needs the key twice.
     pub end_of_input: Option<u8>,
 }
 
@@ -75,6 +76,8 @@ pub struct LiveConsole<C> {
     after_escape: bool,
     commands: VecDeque<Event>,
     closed: bool,
+    /// Whether the last key did not end a line.
+    in_line: bool,
     terminal: bool,
     screen: Screen,
     terminated: Arc<AtomicBool>,
@@ -114,6 +117,7 @@ impl<C: Unit> LiveConsole<C> {
             after_escape: false,
             commands: VecDeque::new(),
             closed: false,
+            in_line: false,
             terminal: std::io::stdin().is_terminal(),
             screen,
             terminated,
@@ -143,6 +147,7 @@ impl<C: Unit> LiveConsole<C> {
             after_escape: false,
             commands: VecDeque::new(),
             closed: true,
+            in_line: false,
             terminal: false,
             screen: Screen::file(output, terminated.clone()),
             terminated,
@@ -197,10 +202,15 @@ impl<C: Unit> LiveConsole<C> {
         match nix::unistd::read(stdin.as_fd(), &mut buffer) {
             Ok(0) => {
                 self.closed = true;
-                let last = self.options.end_of_input.filter(|_| !self.terminal);
-                self.typed.extend(last);
+                if let Some(key) = self.options.end_of_input.filter(|_| !self.terminal) {
+                    let count = if self.in_line { 2 } else { 1 };
+                    self.typed.extend(std::iter::repeat_n(key, count));
+                }
             }
-            Ok(count) => buffer[..count].iter().for_each(|&byte| self.take_key(byte)),
+            Ok(count) => {
+                self.in_line = buffer[count - 1] != b'\n';
+                buffer[..count].iter().for_each(|&byte| self.take_key(byte));
+            }
             Err(nix::Error::EINTR | nix::Error::EAGAIN) => {}
             // A closed terminal reads as an error.
             Err(nix::Error::EIO) => self.closed = true,

@@ -1,37 +1,32 @@
 //! `ttvm here`: runs a command on a kernel, on the host's own files, and records the run.
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use cpu::TurnPolicy;
 use gathered_image::BLOCK_BYTES;
-use guest_init::{MARK, STATUS_BYTES, Setup};
-use history::panicked::{last_panic, reports_in_log};
+use guest_init::{MARK, Setup};
 use host::{LiveConsole, LiveInputs, LiveOptions, RawTerminal};
+use machine::RunStop;
 use machine::config::{MachineOptions, Processors};
 use machine::engine::EngineKind;
 use machine::error::{Error, exit_code};
-use machine::inputs::PowerOn;
 use machine::position::{Count, Instructions};
-use machine::{Machine, Outcome, RunStop};
 use nix::unistd::{getgid, getuid};
 use recording::{Recordable, write_panic_note};
-use sandbox::Needs;
 
 use crate::companion::{Companion, Leftovers};
 use crate::folder_disk::FolderDisk;
+use crate::here::ended::Ended;
 use crate::here::kernel::Kernel;
-use crate::here::{modules, options};
+use crate::here::{modules, options, out};
 use crate::keep_on;
 use crate::machine_args::{parse_processors, parse_size, parse_turns, some_time};
 use crate::new_folder::NewFolder;
-use crate::output::say;
 use crate::sandbox_arg::{self, SandboxArgs};
 
-/// The exit code if the time limit ended the run, as of timeout(1).
-const TIMED_OUT: i32 = 124;
 /// The key that ends a file on a terminal: ^D.
 const END_OF_FILE: u8 = 4;
 /// The variables of the environment that the command gets.
@@ -103,6 +98,9 @@ pub struct Args {
     /// The recording to make: a new folder [default: here.ttvm, or here-2.ttvm and so on]
     #[arg(short, long, value_name = "NAME.ttvm")]
     output: Option<PathBuf>,
+    /// Copy the files that the guest leaves in /out to this new folder
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
     /// When to keep the recording
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = Keep::Fail)]
     keep: Keep,
@@ -136,85 +134,41 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         return Ok(exit_code::DONE);
     }
     let kernel = Kernel::find(args.kernel.as_deref())?;
-    let modules = args.modules.clone().or_else(|| kernel.modules());
-    if let Some(file) = kernel.options() {
-        options::check(&file, modules.is_some())?;
-    }
-    let power_on = host::power_on(None, None)?;
-    if args.keep == Keep::Never {
-        return run_unrecorded(args, &kernel, modules.as_deref(), power_on);
-    }
-    let output = args.output()?;
-    let mut folder = NewFolder::make(&output)?;
-    let planned = Planned::new(args, &kernel, modules.as_deref(), &power_on, Some(&output))?;
-    let mut guest =
-        Recordable::<Instructions>::carrying_images(EngineKind::SOFT, &planned.options, power_on, &output)?;
-    let left = Leftovers { empty_folder: Some(&output), ..Leftovers::default() };
-    let companion = Companion::start(&left, None)?;
-    let live = LiveInputs::new(LiveConsole::new(args.console())?);
-    let mut needs = sandbox_arg::of_machine(guest.config(), EngineKind::SOFT);
-    needs = Needs { helper: true, written: vec![output.clone()], ..needs };
-    let recording = guest.record_in_empty(&output)?;
-    folder.leave_signals();
-    args.sandbox.lock_in(&needs)?;
-    folder.keep();
-    {
-        let _terminal = RawTerminal::enter()?;
-        recording.run(live)?;
-    }
-    let ended = Ended::of(&mut guest.machine, planned.status_at)?;
-    if let Some(panic) = &ended.panic {
-        write_panic_note(&output, panic);
-    }
+    let output = if args.keep == Keep::Never { None } else { Some(args.output()?) };
+    let folder = output.as_deref().map(NewFolder::make).transpose()?;
+    let mut planned = Planned::new(args, &kernel, output.as_deref())?;
+    args.out.as_deref().map_or(Ok(()), out::make)?;
+    let ended = planned.run(args, output.as_deref().zip(folder))?;
     ended.explain();
-    if args.keep == Keep::Always || ended.is_failure() {
-        say_what_next(&output, &kernel, &ended);
-    } else {
-        keep_on::remove(&output)?;
+    match &output {
+        Some(output) if args.keep == Keep::Always || ended.is_failure() => {
+            ended.say_what_next(output, &kernel)
+        }
+        Some(output) => keep_on::remove(output)?,
+        None => {}
     }
-    drop(companion);
     Ok(ended.exit_code())
 }
 
-/// Runs the guest without a recording.
-fn run_unrecorded(
-    args: &Args,
-    kernel: &Kernel,
-    modules: Option<&Path>,
-    power_on: PowerOn,
-) -> Result<i32, Error> {
-    let planned = Planned::new(args, kernel, modules, &power_on, None)?;
-    let mut guest = Recordable::<Instructions>::on(EngineKind::SOFT, &planned.options, power_on)?;
-    guest.forget_beginning();
-    let mut live = LiveInputs::new(LiveConsole::new(args.console())?);
-    args.sandbox.lock_in(&sandbox_arg::of_machine(guest.config(), EngineKind::SOFT))?;
-    {
-        let _terminal = RawTerminal::enter()?;
-        while !matches!(guest.machine.run(Instructions::MAX, &mut live)?, RunStop::Ended(_)) {}
-    }
-    let ended = Ended::of(&mut guest.machine, planned.status_at)?;
-    ended.explain();
-    Ok(ended.exit_code())
-}
-
-/// A machine that is about to be built.
+/// A machine that is about to run.
 struct Planned {
-    options: MachineOptions,
-    /// The file of the initial RAM disk, which is removed with this value.
-    _initrd: tempfile::NamedTempFile,
+    guest: Recordable<Instructions>,
     /// The offset in bytes on the disk of the block with the command's status.
     status_at: u64,
+    /// The helper process that removes the temporary folder, and an empty folder of a recording. This value must live until then.
+    _companion: Companion,
 }
 
 impl Planned {
-    fn new(
-        args: &Args,
-        kernel: &Kernel,
-        modules: Option<&Path>,
-        power_on: &PowerOn,
-        recording: Option<&Path>,
-    ) -> Result<Planned, Error> {
-        let grafts = modules.map(|folder| kernel.graft(folder)).transpose()?.flatten();
+    fn new(args: &Args, kernel: &Kernel, output: Option<&Path>) -> Result<Planned, Error> {
+        let failed = |source| Error::Host { what: "cannot make a temporary folder".to_string(), source };
+        let temporary = tempfile::Builder::new().prefix("ttvm-here-").tempdir().map_err(failed)?;
+        let modules = args.modules(kernel, temporary.path())?;
+        if let Some(file) = kernel.options() {
+            options::check(&file, modules.is_some())?;
+        }
+        let power_on = host::power_on(None, None)?;
+        let grafts = modules.as_deref().map(|folder| kernel.graft(folder)).transpose()?.flatten();
         let disk = FolderDisk {
             folder: &args.root,
             hidden: &args.hide,
@@ -222,27 +176,79 @@ impl Planned {
             more_blocks: 1,
             created_seconds: power_on.unix_seconds,
         };
-        let gathered = disk.gather(recording, args.sandbox)?;
+        let gathered = disk.gather(output, args.sandbox)?;
         let status_at = (gathered.0.blocks() - 1) * BLOCK_BYTES as u64;
-        let failed = |source| Error::Host { what: "cannot write the initial RAM disk".to_string(), source };
-        let mut initrd = tempfile::NamedTempFile::new().map_err(failed)?;
-        let setup = Setup { status_at, ..args.setup(modules)? };
+        let setup = Setup { status_at, ..args.setup(modules.as_deref())? };
+        let initrd = temporary.path().join("initrd");
         let bytes = setup.initrd().map_err(|error| Error::Usage(error.to_string()))?;
-        initrd.write_all(&bytes).map_err(failed)?;
+        std::fs::write(&initrd, bytes).map_err(Error::file("write", &initrd))?;
         let options = MachineOptions {
             kernel: kernel.image.clone(),
-            initrd: Some(initrd.path().to_path_buf()),
+            initrd: Some(initrd),
             cmdline: args.cmdline(),
             gathered_disk: Some(gathered),
             processors: args.processors()?,
             memory_bytes: args.memory,
             ..MachineOptions::default()
         };
-        Ok(Planned { options, _initrd: initrd, status_at })
+        let guest = match output {
+            Some(folder) => Recordable::carrying_images(EngineKind::SOFT, &options, power_on, folder)?,
+            None => Recordable::on(EngineKind::SOFT, &options, power_on)?,
+        };
+        let left = Leftovers { folder: Some(temporary.path()), empty_folder: output, socket: None };
+        let companion = Companion::start(&left, None)?;
+        // From now on the companion removes the folder.
+        let _ = temporary.keep();
+        Ok(Planned { guest, status_at, _companion: companion })
+    }
+
+    /// Runs the guest to its end, and records it in the folder, if there is one.
+    fn run(&mut self, args: &Args, recorded: Option<(&Path, NewFolder<'_>)>) -> Result<Ended, Error> {
+        let output = recorded.as_ref().map(|(output, _)| *output);
+        let mut live = LiveInputs::new(LiveConsole::new(args.console())?);
+        let mut needs = sandbox_arg::of_machine(self.guest.config(), EngineKind::SOFT);
+        needs.helper = true;
+        needs.written.extend(args.out.clone());
+        match recorded {
+            Some((output, mut folder)) => {
+                needs.written.push(output.to_path_buf());
+                let recording = self.guest.record_in_empty(output)?;
+                folder.leave_signals();
+                args.sandbox.lock_in(&needs)?;
+                folder.keep();
+                let _terminal = RawTerminal::enter()?;
+                recording.run(live)?;
+            }
+            None => {
+                self.guest.forget_beginning();
+                args.sandbox.lock_in(&needs)?;
+                let _terminal = RawTerminal::enter()?;
+                while !matches!(self.guest.machine.run(Instructions::MAX, &mut live)?, RunStop::Ended(_)) {}
+            }
+        }
+        let ended = Ended::of(&mut self.guest.machine, self.status_at)?;
+        if let (Some(panic), Some(output)) = (&ended.panic, output) {
+            write_panic_note(output, panic);
+        }
+        if let Some(folder) = &args.out {
+            out::copy(&mut self.guest.machine, folder)?;
+        }
+        Ok(ended)
     }
 }
 
 impl Args {
+    /// The folder with the kernel's modules. The modules of a kernel tree are indexed in the temporary folder.
+    fn modules(&self, kernel: &Kernel, temporary: &Path) -> Result<Option<PathBuf>, Error> {
+        if self.modules.is_some() {
+            return Ok(self.modules.clone());
+        }
+        match &kernel.tree {
+            Some(tree) => modules::index(tree, &kernel.release, temporary),
+            None => Ok(kernel.modules()),
+        }
+    }
+
     fn processors(&self) -> Result<Processors, Error> {
         let Some(turns) = self.turns else { return Ok(self.cpus) };
         let alone = "--turns needs several processors: give --cpus 2, or leave out --turns";
@@ -327,71 +333,4 @@ fn is_empty_input() -> bool {
     use std::os::unix::fs::MetadataExt;
     let of = |path: &str| std::fs::metadata(path).map(|file| file.rdev()).ok();
     of("/dev/null").is_some_and(|null| null != 0 && of("/proc/self/fd/0") == Some(null))
-}
-
-/// How the guest ended.
-struct Ended {
-    outcome: Outcome,
-    /// The command's status, if the command ended.
-    status: Option<u8>,
-    panic: Option<String>,
-    /// The first lines of the kernel's reports.
-    reports: Vec<String>,
-}
-
-impl Ended {
-    fn of(machine: &mut Machine<Instructions>, status_at: u64) -> Result<Ended, Error> {
-        let outcome = machine.outcome().expect("the run has ended").clone();
-        let mut block = [0; STATUS_BYTES];
-        if let Some(disk) = machine.disk_mut() {
-            disk.read_bytes(status_at, &mut block)?;
-        }
-        let status = guest_init::status(&block);
-        let panic = if status.is_some() { None } else { last_panic(machine) };
-        Ok(Ended { outcome, status, panic, reports: reports_in_log(machine) })
-    }
-
-    fn is_failure(&self) -> bool {
-        self.status != Some(0) || !self.reports.is_empty()
-    }
-
-    /// The command's status. Without a status, the exit code says why the command did not end.
-    fn exit_code(&self) -> i32 {
-        match (self.status, &self.outcome) {
-            (Some(status), _) => status.into(),
-            (None, Outcome::Limit) => TIMED_OUT,
-            (None, Outcome::Interrupted | Outcome::Ended) => exit_code::INTERRUPTED,
-            (None, _) => exit_code::FAILED,
-        }
-    }
-
-    /// Says why the run is a failure.
-    fn explain(&self) {
-        match (self.status, &self.panic) {
-            (Some(0), _) => {}
-            (Some(status), _) => say(&format!("ttvm: the command failed with the status {status}")),
-            (None, Some(panic)) => say(&format!("ttvm: the guest's kernel panicked: {panic}")),
-            (None, None) if self.outcome == Outcome::Limit => say("ttvm: the time of --timeout is over"),
-            (None, None) => {
-                say(&format!(
-                    "ttvm: {} before the command ended",
-                    crate::output::end_in_words(&self.outcome, false)
-                ));
-            }
-        }
-        let others = self.reports.iter().filter(|&report| Some(report) != self.panic.as_ref());
-        others.for_each(|report| say(&format!("ttvm: the guest's kernel reports: {report}")));
-    }
-}
-
-/// Says where the recording is, and the command that opens it.
-fn say_what_next(output: &Path, kernel: &Kernel, ended: &Ended) {
-    let name = output.display();
-    let at = match (&ended.panic, ended.reports.first()) {
-        (Some(_), _) => " --at panic",
-        (None, Some(_)) => " --at report:1",
-        (None, None) => "",
-    };
-    let symbols = kernel.vmlinux().map_or(String::new(), |file| format!(" --symbols {}", file.display()));
-    say(&format!("ttvm: recorded in {name}. To debug it: ttvm debug {name} --gdb{at}{symbols}"));
 }
