@@ -27,7 +27,7 @@ fn main() {
     let rustc = std::env::var_os("RUSTC").expect("Cargo sets it");
     let mut command = Command::new(rustc);
     command.args(ARGUMENTS).arg("-o").arg(&out).arg("program/main.rs");
-    // The flags of this build, for example those of a coverage tool, are not for a program without a library.
+    // This build may have flags of a coverage tool. A program without a library cannot have them.
     command.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS");
     let status = command.status().expect("the compiler that compiles this file can be run");
     assert!(status.success(), "the guest's first process does not compile");

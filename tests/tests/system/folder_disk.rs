@@ -1,5 +1,5 @@
-//! Tests of a folder of the host as the guest's disk: the files as the guest sees them, and recordings that need the folder
-//! no more.
+//! Tests of a folder of the host as the guest's disk. The guest sees the folder's files, and recordings need the folder no
+//! more.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::symlink;

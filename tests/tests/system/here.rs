@@ -8,7 +8,7 @@ use machine::error::exit_code;
 use tests::guests::CLOUD;
 use tests::program::{run, ttvm};
 
-/// What a run of `ttvm here` has given.
+/// The result of a run of `ttvm here`.
 struct Done {
     code: i32,
     out: String,

@@ -37,6 +37,14 @@ const COMMANDS: &[(i32, &str)] = &[
          --max-instructions 300000000",
     ),
     (0, "verify P.ttvm"),
+    (0, "here --kernel vmlinuz --keep always --timeout 60s --out results --user -- uname -r"),
+    (0, "here --config"),
+    (0, "info here.ttvm"),
+    (
+        0,
+        "record -o F.ttvm --kernel vmlinuz --initrd initrd.gz --cmdline CMDLINE --disk files --hide files/private \
+         --max-instructions 1000000",
+    ),
     (0, "state P.ttvm --at 37%"),
     (0, "state P.ttvm --cpu 2"),
     (0, "export-pcap N.ttvm -o N.pcapng"),
@@ -278,6 +286,7 @@ fn the_first_page_is_what_a_terminal_shows_and_each_command_works() {
         symlink(guest.path(), directory.join(name)).unwrap();
     }
     std::fs::write(directory.join("disk.img"), [0; 1 << 20]).unwrap();
+    std::fs::create_dir_all(directory.join("files/private")).unwrap();
     let program = ttvm();
     let terminal = Terminal::open(directory, program.parent().expect("it lies in a directory"));
     type_transcript(&terminal, block(&readme(), "# ttvm", "text"));

@@ -173,7 +173,7 @@ impl Image {
         self.locked().end
     }
 
-    /// Takes those of `count` neighbouring blocks from the source that the image does not have yet. Does nothing without a
+    /// Takes `count` neighbouring blocks from the source, apart from the blocks that the image has already. Does nothing without a
     /// source. [`Image::read`] also takes a block, but one call for many blocks is faster.
     ///
     /// # Errors

@@ -33,8 +33,8 @@
 //!
 //! # The file
 //!
-//! All numbers are little endian. A header of 40 bytes comes first: the magic `TTVMBLKS`, the version (32 bits), a zero (32 bits),
-//! the number of blocks (64 bits), the image's id (16 bytes). Then come frames. Each frame has some neighbouring blocks:
+//! All numbers are little endian. A header of 40 bytes comes first. The header has the magic `TTVMBLKS`, the version (32 bits) and a zero
+//! (32 bits). The number of blocks on the disk (64 bits) and the image's id (16 bytes) follow. Then come frames. Each frame has some neighbouring blocks:
 //!
 //! | bytes | contents |
 //! | --- | --- |

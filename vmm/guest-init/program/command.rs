@@ -8,7 +8,7 @@ use crate::{CANNOT_START, say};
 
 /// The status of a command that was not found, as of a shell.
 const NOT_FOUND: i32 = 127;
-/// What a signal adds to its number in the status of a command, as in a shell.
+/// The status of a command that a signal ended is this number plus the number of the signal, as in a shell.
 const SIGNALLED: i32 = 128;
 /// The longest path of a program in bytes.
 const MOST_PATH_BYTES: usize = 4096;

@@ -1,7 +1,7 @@
 //! The first process of a guest that runs one command on files of the host.
 //!
-//! The process loads modules, mounts the disk as the root, runs the command on the console, writes the command's status to
-//! the disk, and powers off. The file `/setup` in the initial RAM disk says what to do (`setup.rs`).
+//! The process loads modules, mounts the disk as the root, and runs the command on the console. Then the process writes the
+//! command's status to the disk, and powers off. The file `/setup` in the initial RAM disk says what to do (`setup.rs`).
 //!
 //! The program has no library: the host need not have a static C library, and the kernel may be as small as possible.
 
@@ -20,12 +20,12 @@ use core::panic::PanicInfo;
 use calls::{NONE, call, path};
 use setup::Setup;
 
-// The kernel gives the arguments on the stack. They are not needed.
+// The kernel gives arguments on the stack, which this process does not need.
 global_asm!(".globl _start", "_start:", "xor ebp, ebp", "and rsp, -16", "call {start}", "ud2", start = sym start);
 
 /// The status of a command that could not be started, as of a shell.
 const CANNOT_START: i32 = 126;
-/// What the host looks for in the last block of the disk.
+/// The first bytes of the block with the status.
 const MAGIC: &[u8; 8] = b"TTVMEXIT";
 
 extern "C" fn start() -> ! {

@@ -43,8 +43,8 @@ impl Archive {
     fn entry(&mut self, path: &str, mode: u32, device: (u32, u32), contents: &[u8]) {
         self.entries += 1;
         let name_bytes = path.len() as u32 + 1;
-        // Inode, mode, user, group, links, time, size, the device of the file, the device that a node stands for, the
-        // length of the name, and a check sum that this format does not use.
+        // Inode, mode, user, group, links, time, size, the file's device, the node's device, the length of the name, and a
+        // check sum. This format does not use the check sum.
         let size_bytes = contents.len() as u32;
         let fields = [self.entries, mode, 0, 0, 1, 0, size_bytes, 0, 0, device.0, device.1, name_bytes, 0];
         self.bytes.extend(b"070701");

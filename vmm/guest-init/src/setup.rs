@@ -1,4 +1,4 @@
-//! What the guest's first process does.
+//! The setup of the guest's first process.
 
 use crate::cpio::Archive;
 use crate::{INIT, STATUS_BYTES};
@@ -10,7 +10,7 @@ const MOST_TEXTS: usize = 4096;
 /// The first bytes of a block with a status.
 const MAGIC: &[u8; 8] = b"TTVMEXIT";
 
-/// What the guest's first process does.
+/// The setup of the guest's first process.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
     /// The command and its arguments.
@@ -140,8 +140,8 @@ impl Text {
     }
 }
 
-/// The command's status in the block at [`Setup::status_at`], as a shell gives it: the command's exit code, or 128 and the number
-/// of the signal that ended the command. `None` if the first process has not written a status.
+/// The command's status in the block at [`Setup::status_at`], in the form of a shell's `$?`. A command that a signal ended has
+/// 128 plus the signal's number. `None` if the first process has not written a status.
 pub fn status(block: &[u8; STATUS_BYTES]) -> Option<u8> {
     let number = i32::from_le_bytes(block[8..12].try_into().expect("four bytes"));
     let number = u8::try_from(number).ok();

@@ -274,7 +274,7 @@ impl Args {
         }
     }
 
-    /// What the guest's first process does.
+    /// The setup of the guest's first process.
     fn setup(&self, modules: Option<&Path>) -> Result<Setup, Error> {
         let root = self.root.canonicalize().map_err(Error::file("open", &self.root))?;
         let here = std::env::current_dir().map_err(Error::file("find", "."))?;
@@ -312,8 +312,8 @@ impl Args {
         usual.chain(wanted).collect()
     }
 
-    /// The folder of the recording. If the user named none, it is the first free name in the current folder, or in the folder
-    /// of temporary files if the current folder cannot be written.
+    /// The folder of the recording. If the user named none, the function takes the first free name in the current folder. If
+    /// the current folder cannot be written, the recording is in the folder of temporary files.
     fn output(&self) -> Result<PathBuf, Error> {
         if let Some(output) = &self.output {
             return Ok(output.clone());
