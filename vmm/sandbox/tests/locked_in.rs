@@ -18,6 +18,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, OpenHow, openat2, readlinkat};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -50,6 +51,8 @@ const TRIED: &[(&str, &str, &str)] = &[
     ("ask for the current folder", "done", "ENOSYS"),
     ("read a symbolic link", "done", "ENOSYS"),
     (LOOK_AT_A_FILE, "done", "ENOSYS"),
+    ("open a file below a folder", "done", ENDED),
+    ("read a link below a folder", "done", ENDED),
     ("make a symbolic link", "done", ENDED),
     ("make a hard link", "done", ENDED),
     ("let others read a file", "done", ENDED),
@@ -112,6 +115,10 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("read", "write a file in the folder", "EACCES"),
     ("written", "write a file in the folder", "done"),
     ("written", "make a symbolic link", ENDED),
+    ("folders", "open a file below a folder", "done"),
+    ("folders", "read a link below a folder", "done"),
+    ("folders", "read another file", "EACCES"),
+    ("folders", "write a file in the folder", "EACCES"),
     ("clients", "listen on a port", ENDED),
     ("locked-in", "copy a descriptor", "done"),
 ];
@@ -236,6 +243,7 @@ fn needs(kind: &str, root: &Path) -> Needs {
         _ if kind == "all" || ThreadKind::ALL.iter().any(|of_thread| kind == debug(of_thread)) => Needs {
             read,
             written,
+            folders: Vec::new(),
             devices: vec!["/dev/urandom".into()],
             clients: true,
             branches: true,
@@ -246,6 +254,7 @@ fn needs(kind: &str, root: &Path) -> Needs {
         "locked-in" | "locked-in Replayer" => Needs { read, written, ..nothing },
         "read" => Needs { read, ..nothing },
         "written" => Needs { written, ..nothing },
+        "folders" => Needs { folders: written, ..nothing },
         "devices" => Needs { devices: vec!["/dev/urandom".into()], ..nothing },
         "clients" => Needs { clients: true, ..nothing },
         "helper" => Needs { helper: true, ..nothing },
@@ -326,6 +335,10 @@ fn attack(root: &Path, kind: &str, what: &str) {
             let folder = inside.join("folder");
             fs::create_dir(&folder).and_then(|()| fs::remove_dir(&folder))
         }
+        "open a file below a folder" => {
+            Ok(openat2(AT_FDCWD, &inside.join("port"), OpenHow::new()).map(drop)?)
+        }
+        "read a link below a folder" => Ok(readlinkat(AT_FDCWD, &inside.join("link-of-old")).map(drop)?),
         "look at an open file" => open.metadata().map(drop),
         "start a thread" => std::thread::Builder::new().spawn(|| {}).map(|thread| thread.join().unwrap()),
         "make code" => protected(ProtFlags::PROT_READ | ProtFlags::PROT_EXEC),
