@@ -161,7 +161,7 @@ impl MachineArgs {
             cmdline: self.cmdline.clone(),
             disk: self.disk.as_ref().filter(|disk| !disk.is_folder()).map(|disk| disk.path.clone()),
             gathered_disk: None,
-            processors: self.processors()?,
+            processors: with_turns(self.cpus, self.turns)?,
             memory_bytes: self.memory,
             debug_console: self.debug_console,
             debug_exit: self.debug_exit,
@@ -169,12 +169,6 @@ impl MachineArgs {
             network: self.net.as_ref().map(NetworkArg::config),
             passthrough,
         })
-    }
-
-    fn processors(&self) -> Result<Processors, Error> {
-        let Some(turns) = self.turns else { return Ok(self.cpus) };
-        let alone = "--turns needs several processors: give --cpus 2, or leave out --turns";
-        self.cpus.with_turns(turns).ok_or_else(|| Error::Usage(alone.to_string()))
     }
 
     /// The engine that executes the guest.
@@ -282,6 +276,13 @@ impl MachineArgs {
             end_of_input: None,
         }
     }
+}
+
+/// The processors, with the policy of turns that the user named.
+pub fn with_turns(processors: Processors, turns: Option<TurnPolicy>) -> Result<Processors, Error> {
+    let Some(turns) = turns else { return Ok(processors) };
+    let alone = "--turns needs several processors: give --cpus 2, or leave out --turns";
+    processors.with_turns(turns).ok_or_else(|| Error::Usage(alone.to_string()))
 }
 
 /// Parses a time that is not zero.

@@ -13,6 +13,8 @@ use crate::source::Source;
 
 const MAGIC: &[u8; 8] = b"TTVMBLKS";
 const VERSION: u32 = 1;
+/// The largest number of blocks on a disk: 4 PiB. Offsets in bytes are then far from the end of a `u64`.
+const MOST_BLOCKS_OF_DISK: u64 = 1 << 40;
 /// The size of the file's header in bytes.
 const HEADER_BYTES: usize = 40;
 
@@ -142,6 +144,9 @@ impl Image {
             return Err(Error::Damaged(why));
         }
         let blocks = u64::from_le_bytes(header[16..24].try_into().expect("eight bytes"));
+        if !(1..=MOST_BLOCKS_OF_DISK).contains(&blocks) {
+            return Err(Error::Damaged(format!("the file claims a disk of {blocks} blocks")));
+        }
         let image = Image::of(file, blocks, header[24..].try_into().expect("sixteen bytes"));
         image.locked().scan()?;
         Ok(image)

@@ -166,6 +166,10 @@ fn other_files_are_refused() {
     file.write_all_at(&frame, live.file_bytes()).unwrap();
     let refused = || Image::open(&path).unwrap_err().to_string();
     assert!(refused().contains("two frames have the same block"), "{}", refused());
+    for blocks in [0, u64::MAX, 1 << 52] {
+        file.write_all_at(&blocks.to_le_bytes(), 16).unwrap();
+        assert!(refused().contains("claims a disk"), "{}", refused());
+    }
     file.write_all_at(&2_u32.to_le_bytes(), 8).unwrap();
     assert!(refused().contains("version 2"), "{}", refused());
     file.write_all_at(b"X", 0).unwrap();

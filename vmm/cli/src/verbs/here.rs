@@ -23,7 +23,7 @@ use crate::here::ended::Ended;
 use crate::here::kernel::Kernel;
 use crate::here::{modules, options, out};
 use crate::keep_on;
-use crate::machine_args::{parse_processors, parse_size, parse_turns, some_time};
+use crate::machine_args::{parse_processors, parse_size, parse_turns, some_time, with_turns};
 use crate::new_folder::NewFolder;
 use crate::sandbox_arg::{self, SandboxArgs};
 
@@ -187,7 +187,7 @@ impl Planned {
             initrd: Some(initrd),
             cmdline: args.cmdline(),
             gathered_disk: Some(gathered),
-            processors: args.processors()?,
+            processors: with_turns(args.cpus, args.turns)?,
             memory_bytes: args.memory,
             ..MachineOptions::default()
         };
@@ -247,12 +247,6 @@ impl Args {
             Some(tree) => modules::index(tree, &kernel.release, temporary),
             None => Ok(kernel.modules()),
         }
-    }
-
-    fn processors(&self) -> Result<Processors, Error> {
-        let Some(turns) = self.turns else { return Ok(self.cpus) };
-        let alone = "--turns needs several processors: give --cpus 2, or leave out --turns";
-        self.cpus.with_turns(turns).ok_or_else(|| Error::Usage(alone.to_string()))
     }
 
     /// The kernel's command line. A panic ends the run at once.

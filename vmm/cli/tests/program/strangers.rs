@@ -35,11 +35,13 @@ fn images_are_plain_files() {
         let path = directory.path();
         fs::rename(write_kernel(path, 1000), path.join("kernel")).unwrap();
         make(&path.join("other"));
+        // Without `raw:`, a folder is a disk with the folder's files.
+        let disk = if kind == "a directory" { "raw:other" } else { "other" };
         for line in [
             "run --kernel other",
             "run --kernel kernel --initrd other",
             "run --kernel kernel --module other",
-            "run --kernel kernel --disk other",
+            &format!("run --kernel kernel --disk {disk}"),
             "record -o r.ttvm --kernel other",
             "unpack other -o u.ttvm",
         ] {
