@@ -109,5 +109,7 @@ fn await_disk() -> Result<(), Failure> {
         }
         sleep_ms(LOOK_MS);
     }
-    Err(failed(b"there is no disk: set CONFIG_VIRTIO_PCI=y, CONFIG_VIRTIO_BLK=y and CONFIG_DEVTMPFS=y", last))
+    const WHY: &[u8] =
+        b"there is no disk: set CONFIG_VIRTIO_PCI=y, CONFIG_VIRTIO_BLK=y and CONFIG_DEVTMPFS=y, or give --modules";
+    Err(failed(WHY, last))
 }

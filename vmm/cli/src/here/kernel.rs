@@ -60,10 +60,18 @@ impl Kernel {
         Ok(Kernel { image, release, tree })
     }
 
+    /// The folders in which the kernel's other files may be. First comes the folder of the name that the user gave. The next two are
+    /// the folder of the file to which that name leads, and the folder above, as for `boot/vmlinuz` and `lib/modules`.
+    fn folders(&self) -> Vec<PathBuf> {
+        let real = self.image.canonicalize().unwrap_or_else(|_| self.image.clone());
+        let folders = self.image.parent().into_iter().chain(real.ancestors().skip(1).take(2));
+        folders.map(Path::to_path_buf).collect()
+    }
+
     /// The folder of the kernel's modules, if they are installed: beside the kernel, or on this host.
     pub fn modules(&self) -> Option<PathBuf> {
-        let beside = self.image.parent().map(|folder| folder.join("lib/modules"));
-        let places = beside.into_iter().chain(["/lib/modules".into(), "/usr/lib/modules".into()]);
+        let beside = self.folders().into_iter().map(|folder| folder.join("lib/modules"));
+        let places = beside.chain(["/lib/modules".into(), "/usr/lib/modules".into()]);
         places.map(|place| place.join(&self.release)).find(|place| place.join("modules.dep").is_file())
     }
 
@@ -78,15 +86,12 @@ impl Kernel {
     /// The file with the kernel's options, if there is one.
     pub fn options(&self) -> Option<PathBuf> {
         let name = format!("config-{}", self.release);
-        let beside = self.image.parent().unwrap_or(Path::new("."));
         let in_tree = self.tree.iter().map(|tree| tree.join(".config"));
-        let places = in_tree.chain([
-            beside.join(&name),
-            beside.join("boot").join(&name),
-            Path::new("/boot").join(&name),
-            Path::new("/lib/modules").join(&self.release).join("config"),
-        ]);
-        places.into_iter().find(|place| place.is_file())
+        let beside = self.folders().into_iter();
+        let beside = beside.flat_map(|folder| [folder.join(&name), folder.join("boot").join(&name)]);
+        let installed = Path::new("/lib/modules").join(&self.release).join("config");
+        let mut places = in_tree.chain(beside).chain([Path::new("/boot").join(&name), installed]);
+        places.find(|place| place.is_file())
     }
 
     /// The kernel's symbols, if the tree has them.

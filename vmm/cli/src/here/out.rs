@@ -32,6 +32,11 @@ pub fn make(folder: &Path) -> Result<(), Error> {
 /// Copies the guest's files to a folder of the host.
 pub fn copy(machine: &mut Machine<Instructions>, folder: &Path) -> Result<(), Error> {
     let mut files = DiskContents::of(machine)?.files(None)?;
+    if let Err(error) = files.list(GUEST_FOLDER.as_bytes(), MOST_FILES) {
+        // A guest that did not begin has no such folder, or it may have removed the folder.
+        say(&format!("ttvm: nothing is copied from the guest's {GUEST_FOLDER}: {error}"));
+        return Ok(());
+    }
     let skipped = copy_folder(&mut files, GUEST_FOLDER, folder, 0)?;
     if skipped > 0 {
         let what = "they are no folders or files, or have names that are not UTF-8";
