@@ -6,6 +6,7 @@ pub const READ: usize = 0;
 pub const WRITE: usize = 1;
 pub const OPEN: usize = 2;
 pub const CLOSE: usize = 3;
+pub const SIGPROCMASK: usize = 14;
 pub const IOCTL: usize = 16;
 pub const PWRITE: usize = 18;
 pub const DUP2: usize = 33;

@@ -33,15 +33,34 @@ const ECHO: u8 = 8;
 /// Runs the command. Returns its status, as a shell gives it.
 pub fn run(setup: &Setup) -> i32 {
     match call(calls::FORK, NONE) {
-        Ok(0) => {
-            let status = begin(setup);
-            let _ = call(calls::EXIT, [status as usize, 0, 0, 0, 0, 0]);
-            status
-        }
+        Ok(0) => exit(lead(setup)),
         Ok(child) => {
             let status = await_end(child);
-            drain();
             say(&[MARK]);
+            drain();
+            status
+        }
+        Err(_) => CANNOT_START,
+    }
+}
+
+fn exit(status: i32) -> i32 {
+    let _ = call(calls::EXIT, [status as usize, 0, 0, 0, 0, 0]);
+    status
+}
+
+/// Leads the session of the terminal, and runs the command in it. When the leader of a session exits, the kernel drops output that
+/// the terminal has not printed. So the leader is not the command, and waits until everything is printed.
+fn lead(setup: &Setup) -> i32 {
+    let _ = call(calls::SETSID, NONE);
+    open_console(setup);
+    match call(calls::FORK, NONE) {
+        Ok(0) => exit(begin(setup)),
+        Ok(child) => {
+            // The key ^C is for the command.
+            let all = u64::MAX;
+            let _ = call(calls::SIGPROCMASK, [0, (&raw const all) as usize, 0, size_of::<u64>(), 0, 0]);
+            let status = await_end(child);
             drain();
             status
         }
@@ -73,8 +92,6 @@ fn drain() {
 
 /// Becomes the command. Returns a status if the command cannot be started.
 fn begin(setup: &Setup) -> i32 {
-    let _ = call(calls::SETSID, NONE);
-    open_console(setup);
     let _ = call(calls::SETGROUPS, NONE);
     let became = call(calls::SETGID, [setup.group, 0, 0, 0, 0, 0])
         .and_then(|_| call(calls::SETUID, [setup.user, 0, 0, 0, 0, 0]));
