@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use machine::error::exit_code;
@@ -62,6 +62,13 @@ impl Recorded {
     }
 }
 
+/// A temporary folder, and the path of the folder `host` in it.
+fn folders() -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let host = directory.path().join("host");
+    (directory, host)
+}
+
 fn is_equal(directory: &Path, recording: &str) {
     let (code, out, said) = run(directory, &["verify", recording]);
     assert_eq!(code, Some(exit_code::DONE), "{out}{said}");
@@ -76,9 +83,8 @@ fn noise(seed: u64, count: usize) -> Vec<u8> {
 
 #[test]
 fn a_guest_reads_the_hosts_files_and_the_recording_needs_them_no_more() {
-    let directory = tempfile::tempdir().expect("a temporary folder");
+    let (directory, host) = folders();
     let directory = directory.path();
-    let host = directory.join("host");
     std::fs::create_dir_all(host.join("deep/er")).unwrap();
     let files = [("small", 5), ("deep/er/big", 3_000_000), ("deep/odd", 4097), ("empty", 0)];
     for (number, (name, size)) in files.into_iter().enumerate() {
@@ -130,9 +136,8 @@ fn a_guest_reads_the_hosts_files_and_the_recording_needs_them_no_more() {
 
 #[test]
 fn a_file_that_changes_gives_errors_in_the_run_and_in_its_replay() {
-    let directory = tempfile::tempdir().expect("a temporary folder");
+    let (directory, host) = folders();
     let directory = directory.path();
-    let host = directory.join("host");
     std::fs::create_dir_all(host.join("secret")).unwrap();
     std::fs::write(host.join("secret/key"), "nobody reads this").unwrap();
     for name in ["changes", "stays", "goes"] {
@@ -177,9 +182,8 @@ fn the_guest_does_not_see_its_own_recording() {
 
 #[test]
 fn blocks_that_are_read_at_random_replay() {
-    let directory = tempfile::tempdir().expect("a temporary folder");
+    let (directory, host) = folders();
     let directory = directory.path();
-    let host = directory.join("host");
     for folder in 0..20 {
         std::fs::create_dir_all(host.join(format!("{folder}"))).unwrap();
         for file in 0..20 {

@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicBool;
 
 use ext4_layout::{Options as Layout, Time};
 use gathered_image::{BLOCK_BYTES, Contents, Source};
-use host_tree::{Disk, Graft, Grafted, Options};
+use host_tree::{Disk, Graft, Grafted, Options, Warning, WarningKind};
 use machine::error::{Error, exit_code};
 use sandbox::Needs;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -29,8 +29,10 @@ use crate::sandbox_arg::SandboxArgs;
 
 /// The largest length of the message that the server could not start.
 const MOST_MESSAGE_BYTES: u32 = 1 << 16;
-/// Number of warnings about files that are printed.
-const MOST_WARNINGS: usize = 20;
+/// Number of warnings that are printed about files that the user may not read, and about all others. A user who is not root may
+/// not read many files of a host, and the guest seldom needs them.
+const MOST_UNREADABLE: usize = 3;
+const MOST_OTHERS: usize = 20;
 
 /// The first byte of the server's first answer.
 const READY: u8 = 0;
@@ -203,7 +205,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         .and_then(|()| out.flush())
         .map_err(failed)?;
     let mut requests = std::io::stdin().lock();
-    let mut warnings = 0;
+    let mut warned = Warned::default();
     loop {
         let mut request = [0; 12];
         match requests.read_exact(&mut request) {
@@ -219,7 +221,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
             Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(exit_code::DONE),
             other => other.map_err(failed)?,
         }
-        warn(&mut disk, &mut warnings);
+        disk.take_warnings().iter().for_each(|warning| warned.say(warning));
     }
 }
 
@@ -245,14 +247,25 @@ fn answer(disk: &mut Disk, block: u64, out: &mut impl Write) -> std::io::Result<
     }
 }
 
-/// Prints the new warnings. `said` counts the printed warnings.
-fn warn(disk: &mut Disk, said: &mut usize) {
-    for warning in disk.take_warnings() {
-        match *said {
-            MOST_WARNINGS => say("ttvm: there are more such files, which are not named here\r"),
-            said if said < MOST_WARNINGS => say(&format!("ttvm: {warning}\r")),
-            _ => {}
+/// Numbers of warnings so far.
+#[derive(Default)]
+struct Warned {
+    unreadable: usize,
+    others: usize,
+}
+
+impl Warned {
+    /// Prints a warning, unless there were many like it.
+    fn say(&mut self, warning: &Warning) {
+        let (count, most) = match warning.kind {
+            WarningKind::EmptyFile | WarningKind::EmptyFolder(_) => (&mut self.unreadable, MOST_UNREADABLE),
+            _ => (&mut self.others, MOST_OTHERS),
+        };
+        *count += 1;
+        if *count <= most {
+            say(&format!("ttvm: {warning}\r"));
+        } else if *count == most + 1 {
+            say("ttvm: there are more such files, which are not named here\r");
         }
-        *said += 1;
     }
 }

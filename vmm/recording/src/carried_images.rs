@@ -100,7 +100,7 @@ fn with_advice(source: std::io::Error) -> std::io::Error {
     if !matches!(source.kind(), FileTooLarge | QuotaExceeded | StorageFull) {
         return source;
     }
-    let advice = "make room, or leave the images where they are with --no-copy-images";
+    let advice = "make room; `ttvm record --no-copy-images` leaves the images where they are";
     std::io::Error::new(source.kind(), format!("{source}; {advice}"))
 }
 

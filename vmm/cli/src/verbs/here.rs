@@ -49,16 +49,17 @@ const VARIABLES: [&str; 14] = [
 
 /// Run a command on a kernel and the host's own files, and record it
 ///
-/// Start it in a kernel tree after `make`. The guest boots the tree's kernel, and its root is the host's own. The guest's writes
-/// end with the guest. Without a command, you get a shell.
+/// Start ttvm here in a kernel tree after `make`. The guest boots the tree's kernel, and the
+/// guest's root is the host's own. The guest's writes never reach the host's files. Without a
+/// command, you get a shell. The exit code is the command's.
 ///
-/// ttvm keeps the recording if the command fails, if the time is over, or if the kernel reports a bug. ttvm then says where the
-/// recording is. The exit code is the command's.
+/// ttvm keeps the recording if the command fails, if the time is over, or if the kernel reports
+/// a bug. ttvm then prints the command that opens the recording.
 ///
 /// Examples:
 ///   ttvm here
 ///   ttvm here -- ./reproducer
-///   ttvm here --kernel 6.1.0-57-amd64 --timeout 60s -- make -C tools/testing/selftests/timers run_tests
+///   ttvm here --kernel 6.1.0-57-amd64 --timeout 60s --out results -- ./test.sh
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Args {
